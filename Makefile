@@ -1,0 +1,32 @@
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check bench clean
+.DEFAULT_GOAL := demo
+
+setup: $(READY)  ## create .venv with everything the project needs
+
+$(READY): pyproject.toml
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable ".[train,dev]"
+	touch $@
+
+demo: $(READY)  ## price every policy on the built-in shopping trace
+	$(BIN)/embroute compare --data online-retail
+
+test: $(READY)  ## the fast test suite
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)  ## style, types, shape
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_tidy.py
+
+bench: $(READY)  ## speed and size, recorded under benchmarks/results
+	$(BIN)/python -m benchmarks.decisions
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

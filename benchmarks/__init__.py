@@ -1,0 +1,1 @@
+"""Benchmarks: speed, size and traffic, printed as ratios and recorded under results/."""

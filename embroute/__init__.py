@@ -1,0 +1,1 @@
+"""embroute: route samples to embeddings, not embeddings to samples."""

@@ -1,0 +1,1 @@
+"""Samples: schema, batches, sources, readers, generators, windows."""

@@ -1,0 +1,106 @@
+"""A batch of samples as flat arrays, and the operations every stage of the data path shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.schema import Schema
+
+PADDING = -1  # a look-up with this row id touches no row
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples in order; the bag of sample s, field f is `rows[offsets[s*F+f] : offsets[s*F+f+1]]`.
+
+    `rows` holds global row ids (`Schema.first_rows` plus the id in the table) or PADDING.
+    `dense` is samples x dense columns. `label` is empty where the data has none.
+    """
+
+    rows: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    dense: npt.NDArray[np.float32]
+    label: npt.NDArray[np.float32]
+    num_fields: int
+
+    def __len__(self) -> int:
+        return (len(self.offsets) - 1) // self.num_fields
+
+    @property
+    def sample_offsets(self) -> npt.NDArray[np.int64]:
+        """Look-ups of sample s are `rows[sample_offsets[s] : sample_offsets[s + 1]]`."""
+        return self.offsets[:: self.num_fields]
+
+    def take(self, samples: npt.NDArray[np.intp]) -> Batch:
+        """The given samples, in the given order."""
+        fields = self.num_fields
+        bags = (samples[:, None] * fields + np.arange(fields)).ravel()
+        lengths = np.diff(self.offsets)[bags]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        shift = np.repeat(self.offsets[bags] - offsets[:-1], lengths)
+        rows = self.rows[np.arange(offsets[-1]) + shift]
+        label = self.label[samples] if len(self.label) else self.label
+        return Batch(rows, offsets, self.dense[samples], label, fields)
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Samples start..stop as views, without copying rows."""
+        stop = min(stop, len(self))
+        bags = self.offsets[start * self.num_fields : stop * self.num_fields + 1]
+        rows = self.rows[bags[0] : bags[-1]]
+        label = self.label[start:stop] if len(self.label) else self.label
+        return Batch(rows, bags - bags[0], self.dense[start:stop], label, self.num_fields)
+
+
+def one_hot(
+    rows_SF: npt.NDArray[np.int64],
+    dense: npt.NDArray[np.float32] | None = None,
+    label: npt.NDArray[np.float32] | None = None,
+) -> Batch:
+    """A batch in which every field holds exactly one id; `rows_SF` has global row ids."""
+    samples, fields = rows_SF.shape
+    return Batch(
+        np.ascontiguousarray(rows_SF).ravel(),
+        np.arange(samples * fields + 1, dtype=np.int64),
+        np.zeros((samples, 0), np.float32) if dense is None else dense,
+        np.zeros(0, np.float32) if label is None else label,
+        fields,
+    )
+
+
+def concat(batches: Sequence[Batch]) -> Batch:
+    """All samples of the batches, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    sizes = np.array([0, *(len(batch.rows) for batch in batches)])
+    starts = np.cumsum(sizes)
+    offsets = [batch.offsets[1:] + start for batch, start in zip(batches, starts, strict=False)]
+    return Batch(
+        np.concatenate([batch.rows for batch in batches]),
+        np.concatenate([np.zeros(1, np.int64), *offsets]),
+        np.concatenate([batch.dense for batch in batches]),
+        np.concatenate([batch.label for batch in batches]),
+        batches[0].num_fields,
+    )
+
+
+class Source(Protocol):
+    """Where samples come from. `chunks()` starts over at every call and gives the same samples."""
+
+    @property
+    def schema(self) -> Schema:
+        """Tables, fields and dense columns of the samples."""
+        ...
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples in one pass, where it is known without reading everything."""
+        ...
+
+    def chunks(self) -> Iterator[Batch]:
+        """One pass in order, in pieces of any size that fit memory."""
+        ...

@@ -1,0 +1,1 @@
+"""Which worker trains which sample."""

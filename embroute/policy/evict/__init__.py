@@ -1,0 +1,1 @@
+"""Which row leaves a full cache."""

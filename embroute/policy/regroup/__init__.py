@@ -1,0 +1,1 @@
+"""Stages before the window that change the order of samples."""
