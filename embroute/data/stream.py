@@ -1,0 +1,106 @@
+"""From a source's chunks to batches of an exact size: epochs, seeded shuffling, bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.batch import Batch, Source, concat, one_hot
+
+SHUFFLE_BUFFER = 2**19  # samples; 26 look-ups each are about 110 MB of row ids
+
+
+def batches(
+    source: Source,
+    batch_size: int,
+    *,
+    epochs: int | None = 1,
+    shuffle: bool | int = False,
+    seed: int = 0,
+    drop_last: bool = False,
+) -> Iterator[Batch]:
+    """Batches of `batch_size` samples; only the last of an epoch is shorter, or dropped.
+
+    `epochs` None or 0 never ends. `shuffle` True mixes within SHUFFLE_BUFFER samples, a number
+    above 1 within that many: a source that fits is permuted as a whole, of a larger one a
+    random half of a full buffer leaves before the other half is mixed with new samples. Either
+    way every sample comes exactly once an epoch, and epoch e depends on (seed, e) alone.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if epochs is not None and epochs < 0:
+        raise ValueError(f"epochs must be at least 0, got {epochs}")
+    if int(shuffle) < 0:
+        raise ValueError(f"shuffle must be True, False or a number of samples, got {shuffle}")
+    buffer = SHUFFLE_BUFFER if shuffle is True else int(shuffle)
+    return _epochs(source, batch_size, epochs or None, (buffer, seed), drop_last)
+
+
+def _epochs(
+    source: Source, size: int, epochs: int | None, shuffle: tuple[int, int], drop_last: bool
+) -> Iterator[Batch]:
+    """All epochs one after the other; `shuffle` is (buffer or 0, seed)."""
+    buffer, seed = shuffle
+    for epoch in count() if epochs is None else range(epochs):
+        empty = True
+        chunks = source.chunks()
+        if buffer > 1:
+            chunks = _shuffled(source, buffer, np.random.default_rng([seed, epoch]))
+        for batch in rebatch(chunks, size):
+            if drop_last and len(batch) < size:
+                continue
+            empty = False
+            yield batch
+        if empty and epochs is None:
+            raise ValueError(f"endless epochs over a source without a batch of {size} samples")
+
+
+def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
+    """The same samples in batches of `size`; views, but for batches that cross a chunk border."""
+    pending: list[Batch] = []
+    missing = size
+    for chunk in chunks:
+        start = 0
+        while len(chunk) - start >= missing:
+            pending.append(chunk.slice(start, start + missing))
+            start += missing
+            yield concat(pending)
+            pending, missing = [], size
+        if start < len(chunk):
+            pending.append(chunk.slice(start, len(chunk)))
+            missing -= len(chunk) - start
+    if pending:
+        yield concat(pending)
+
+
+def _shuffled(source: Source, buffer: int, random: np.random.Generator) -> Iterator[Batch]:
+    """Every sample once, in an order mixed within a buffer of `buffer` samples."""
+    take = Batch.take if source.schema.has_bags else _take_one_hot
+    held: list[Batch] = []
+    num_held = 0
+    for piece in _pieces(source.chunks(), buffer // 2):
+        if num_held + len(piece) > buffer:
+            mixed, order, leaving = concat(held), random.permutation(num_held), num_held // 2
+            yield take(mixed, order[:leaving])
+            held, num_held = [take(mixed, order[leaving:])], num_held - leaving
+        held.append(piece)
+        num_held += len(piece)
+    if held:
+        yield take(concat(held), random.permutation(num_held))
+
+
+def _pieces(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
+    """The chunks in slices of at most `size` samples."""
+    for chunk in chunks:
+        for start in range(0, len(chunk), size):
+            yield chunk.slice(start, start + size)
+
+
+def _take_one_hot(batch: Batch, samples: npt.NDArray[np.intp]) -> Batch:
+    """`Batch.take` for samples whose fields hold exactly one id each."""
+    rows_SF = batch.rows.reshape(-1, batch.num_fields)[samples]
+    label = batch.label[samples] if len(batch.label) else batch.label
+    return one_hot(rows_SF, batch.dense[samples], label)
