@@ -1,0 +1,125 @@
+"""Online Retail, the real trace that ships with the package: `online-retail(negatives=2, seed=0)`.
+
+Chen, Sain and Guo (2012), UCI Machine Learning Repository, CC BY 4.0; see retail/README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import as_file, files
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from embroute.config import Call, bind, parse_int
+from embroute.data.batch import Batch, one_hot
+from embroute.data.schema import Field, Schema, Table
+
+NAMES = ("InvoiceNo", "StockCode", "CustomerID", "Country", "Description")
+SIZES = (25_900, 4_070, 4_373, 38, 4_224)
+NUM_LINES = 541_909
+CHUNK_LINES = 32_768
+FIRST_DRAWS = 1000  # lines that early invoices draw their negatives from
+
+
+@dataclass(frozen=True)
+class RetailSource:
+    """Every invoice line in time order, each followed by `negatives` drawn ones.
+
+    Without negatives: five ids, dense log quantity and log price (signed: returns are negative),
+    no label. With k negatives: label 1 for a line of the trace, then k lines of label 0 with its
+    invoice, customer and country, but the item (stock code, description and price) of a line
+    drawn evenly from all lines before the invoice, so by popularity so far. The label tells a
+    real line from a drawn one; a cancellation is a real line. The quantity, which only real lines
+    have, is left out, and the price comes from a line that was really sold at it.
+    """
+
+    negatives: int = 0
+    seed: int = 0
+
+    @property
+    def schema(self) -> Schema:
+        """Five fields, 38,605 rows."""
+        return Schema(
+            tuple(Table(name, size) for name, size in zip(NAMES, SIZES, strict=True)),
+            tuple(Field(name, table) for table, name in enumerate(NAMES)),
+            ("log_price",) if self.negatives else ("log_quantity", "log_price"),
+            labelled=self.negatives > 0,
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Lines and negatives."""
+        return NUM_LINES * (1 + self.negatives)
+
+    @cached_property
+    def _lines(self) -> _Lines:
+        return _load(self.schema.first_rows)
+
+    def chunks(self) -> Iterator[Batch]:
+        """One pass in time order."""
+        for number, start in enumerate(range(0, NUM_LINES, CHUNK_LINES)):
+            lines = np.arange(start, min(start + CHUNK_LINES, NUM_LINES))
+            if self.negatives:
+                yield self._labelled(lines, np.random.default_rng([self.seed, number]))
+            else:
+                yield one_hot(self._lines.rows_NF[lines].astype(np.int64), self._lines.dense[lines])
+
+    def _labelled(self, lines: npt.NDArray[np.int64], random: np.random.Generator) -> Batch:
+        """The given lines, each followed by its negatives."""
+        data, copies = self._lines, 1 + self.negatives
+        candidates = np.maximum(data.first_line[lines], FIRST_DRAWS)
+        item = np.repeat(lines[:, None], copies, axis=1)
+        item[:, 1:] = random.integers(0, candidates[:, None], (len(lines), self.negatives))
+        rows = data.rows_NF[np.repeat(lines, copies)].astype(np.int64)
+        rows[:, 1] = data.rows_NF[item.ravel(), 1]
+        rows[:, 4] = data.rows_NF[item.ravel(), 4]
+        label = np.zeros((len(lines), copies), np.float32)
+        label[:, 0] = 1
+        return one_hot(rows, data.dense[item.ravel(), 1:], label.ravel())
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Global row ids and dense columns of every line, and the first line of its invoice."""
+
+    rows_NF: npt.NDArray[np.int32]
+    dense: npt.NDArray[np.float32]
+    first_line: npt.NDArray[np.int64]
+
+
+def _load(first_rows: npt.NDArray[np.int64]) -> _Lines:
+    """Join the packed tables back to one line each."""
+    lines, items, invoices = (_table(name) for name in ("lines", "items", "invoices"))
+    invoice, item = lines["InvoiceNo"].to_numpy(), lines["Item"].to_numpy()
+    columns = (
+        invoice,
+        items["StockCode"].to_numpy()[item],
+        invoices["CustomerID"].to_numpy()[invoice],
+        invoices["Country"].to_numpy()[invoice],
+        items["Description"].to_numpy()[item],
+    )
+    rows = np.stack(columns, axis=1).astype(np.int32) + first_rows[:-1].astype(np.int32)
+    raw = np.stack([lines["Quantity"].to_numpy(), lines["UnitPrice"].to_numpy() / 1000], axis=1)
+    dense = (np.sign(raw) * np.log1p(np.abs(raw))).astype(np.float32)
+    # Ids are numbered by first appearance, so the first lines of the invoices are in order.
+    _, first = np.unique(invoice, return_index=True)
+    return _Lines(rows, dense, first[invoice])
+
+
+def _table(name: str) -> pl.DataFrame:
+    """One of the packed tables."""
+    with as_file(files("embroute.data") / "retail" / f"{name}.parquet") as path:
+        return pl.read_parquet(path)
+
+
+def open_retail(call: Call) -> RetailSource:
+    """`online-retail` as a trace, or `online-retail(negatives=2, seed=0)` with labels."""
+    options = bind(call, ("negatives", "seed"))
+    return RetailSource(
+        parse_int("negatives", options.get("negatives", "0"), 0, 1000),
+        parse_int("seed", options.get("seed", "0"), 0),
+    )
