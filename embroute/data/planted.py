@@ -1,0 +1,82 @@
+"""Labels of a known model: the logit of a sample is a function of its rows and dense columns.
+
+A model that learnt it perfectly would reach `best_auc`; no model can do better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.batch import Batch
+from embroute.kernels.sampling import planted_scores
+
+# Shares of the logit's variance: rows by themselves, user rows with item rows, dense columns.
+SHARES = (0.55, 0.30, 0.15)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """Effects of rows, user-item interactions and dense weights, scaled to a logit.
+
+    `side` and `weight` are per field; `scale` and `bias` come from `fitted`.
+    """
+
+    side: npt.NDArray[np.int64]
+    weight: npt.NDArray[np.float64]
+    dense_weight: npt.NDArray[np.float32]
+    key: int
+    scale: npt.NDArray[np.float64]
+    bias: float = 0.0
+
+    def logit(self, batch: Batch) -> npt.NDArray[np.float64]:
+        """The true logit of every sample."""
+        return self._parts(batch) @ self.scale + self.bias
+
+    def probability(self, batch: Batch) -> npt.NDArray[np.float64]:
+        """The true probability that a sample's label is 1."""
+        return sigmoid(self.logit(batch))
+
+    def _parts(self, batch: Batch) -> npt.NDArray[np.float64]:
+        """Linear score, interaction and dense score of every sample."""
+        parts = np.empty((len(batch), 3))
+        rows_SF = batch.rows.reshape(len(batch), -1)
+        planted_scores(rows_SF, self.side, self.weight, np.uint64(self.key), parts[:, :2])
+        parts[:, 2] = batch.dense @ self.dense_weight
+        return parts
+
+
+def fitted(raw: Planted, pilot: Batch, signal: float, click_rate: float) -> Planted:
+    """The model with a logit of standard deviation `signal` and a mean probability `click_rate`.
+
+    Both hold on the pilot samples, and nearly so on all others.
+    """
+    parts = raw._parts(pilot)
+    spread = parts.std(axis=0)
+    share = np.where(spread > 0, SHARES, 0.0)
+    scale = signal * np.sqrt(share / share.sum()) / np.where(spread > 0, spread, 1.0)
+    scores = parts @ scale
+    low, high = -40.0 - scores.max(), 40.0 - scores.min()
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sigmoid(scores + middle).mean() < click_rate:
+            low = middle
+        else:
+            high = middle
+    return Planted(raw.side, raw.weight, raw.dense_weight, raw.key, scale, (low + high) / 2)
+
+
+def sigmoid(logit: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The logistic function."""
+    return 0.5 * (1.0 + np.tanh(0.5 * logit))
+
+
+def expected_auc(probability: npt.NDArray[np.float64]) -> float:
+    """AUC of ranking by the true probabilities, in expectation over the labels."""
+    ranked = np.sort(probability)
+    lost = 1.0 - ranked
+    # A tie counts half; summing pairs below and half the pair with itself keeps that small.
+    below = np.cumsum(lost) - lost
+    return float((ranked * (below + 0.5 * lost)).sum() / (ranked.sum() * lost.sum()))

@@ -1,0 +1,127 @@
+"""Drawing row ids from power laws, and the planted score of samples.
+
+Axes: S samples, F fields, D dense columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.jit import kernel
+
+USER, ITEM, CONTEXT = 0, 1, 2  # the side of a sample that a field describes
+NUM_FACTORS = 4
+
+# Columns of the constants of a field.
+REACH, POWER, TAIL = 0, 1, 2
+NUM_ROWS, SIDE, FIRST_ROW, MULTIPLIER, JUMP = 0, 1, 2, 3, 4
+
+
+@kernel
+def mixed(key: np.uint64) -> np.uint64:
+    """A 64-bit hash of a 64-bit number (the finaliser of splitmix64)."""
+    key += np.uint64(0x9E3779B97F4A7C15)
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return key ^ (key >> np.uint64(31))
+
+
+@kernel
+def power_law_rank(bits: np.uint64, num_rows: int, law: npt.NDArray[np.float64]) -> int:
+    """A rank in [0, num_rows): bounded Pareto, or even with probability law[TAIL]."""
+    uniform = float(bits >> np.uint64(24)) / 2.0**40
+    if float((bits >> np.uint64(12)) & np.uint64(0xFFF)) < law[TAIL] * 4096.0:
+        return int(uniform * num_rows)
+    return min(int((1.0 + uniform * law[REACH]) ** law[POWER]) - 1, num_rows - 1)
+
+
+@kernel
+def group_rank(rank: int, num_rows: int, group: int, num_groups: int) -> int:
+    """Move a rank into its group's part of the octave [2^k, 2^(k+1)) it lies in.
+
+    The groups divide every octave evenly, so all groups together keep the power law.
+    """
+    low = 1
+    while 2 * low <= rank + 1:
+        low *= 2
+    width = min(low, num_rows - low + 1)
+    return low - 1 + (group * width + rank + 1 - low) // num_groups
+
+
+@kernel
+def drifted_rank(rank: int, num_rows: int, turns: float, jump: int) -> int:
+    """The rank whose id has taken this rank's place after `turns` turnovers of all ranks.
+
+    Ranks turn over one by one, each at its own moment of a turnover.
+    """
+    phase = float(mixed(np.uint64(rank)) >> np.uint64(11)) / 2.0**53
+    return (rank + int(turns + phase) * jump) % num_rows
+
+
+@kernel
+def draw_rows(
+    bits_SF: npt.NDArray[np.uint64],
+    groups_S2: npt.NDArray[np.int64],
+    parent_S: npt.NDArray[np.int64],
+    laws_F: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
+    mixing: tuple[int, float, float, float],
+    rows_SF: npt.NDArray[np.int64],
+) -> None:
+    """Row ids of samples whose user and item groups are given, into `rows_SF`.
+
+    A sample with a parent (an earlier sample, else -1) has its user: group and user rows; its
+    group is overwritten. `mixing` is (groups, correlation, turns at sample 0, turns a sample).
+    """
+    law_FC, size_FC = laws_F
+    num_groups, correlation, turns, turns_a_sample = mixing
+    for s in range(bits_SF.shape[0]):
+        parent = parent_S[s]
+        if parent >= 0:
+            groups_S2[s, USER] = groups_S2[parent, USER]
+        now = turns + turns_a_sample * s
+        for f in range(bits_SF.shape[1]):
+            side = size_FC[f, SIDE]
+            if parent >= 0 and side == USER:
+                rows_SF[s, f] = rows_SF[parent, f]
+                continue
+            bits, num_rows = bits_SF[s, f], size_FC[f, NUM_ROWS]
+            rank = power_law_rank(bits, num_rows, law_FC[f])
+            if side != CONTEXT and float(bits & np.uint64(0xFFF)) < correlation * 4096.0:
+                slot = (groups_S2[s, side] + f) % num_groups
+                rank = group_rank(rank, num_rows, slot, num_groups)
+            if side == ITEM:
+                rank = drifted_rank(rank, num_rows, now, size_FC[f, JUMP])
+            # A bijection of [0, num_rows), so that popular ids are not simply 0, 1, 2.
+            scrambled = (rank * size_FC[f, MULTIPLIER] + size_FC[f, JUMP]) % num_rows
+            rows_SF[s, f] = size_FC[f, FIRST_ROW] + scrambled
+
+
+@kernel
+def planted_scores(
+    rows_SF: npt.NDArray[np.int64],
+    side_F: npt.NDArray[np.int64],
+    weight_F: npt.NDArray[np.float64],
+    key: np.uint64,
+    out_S2: npt.NDArray[np.float64],
+) -> None:
+    """Linear score and user-item interaction of samples, from effects hashed from row ids.
+
+    The interaction is the inner product of the summed factors of user rows and of item rows.
+    """
+    factors = np.empty((2, NUM_FACTORS))
+    for s in range(rows_SF.shape[0]):
+        linear = 0.0
+        factors[:] = 0.0
+        for f in range(rows_SF.shape[1]):
+            first = mixed(np.uint64(rows_SF[s, f]) ^ key)
+            second = mixed(first)
+            side = side_F[f]
+            for k in range(NUM_FACTORS):
+                shift = np.uint64(16 * k)
+                linear += weight_F[f] * (float((first >> shift) & np.uint64(0xFFFF)) - 32767.5)
+                if side != CONTEXT:
+                    part = float((second >> shift) & np.uint64(0xFFFF)) - 32767.5
+                    factors[side, k] += weight_F[f] * part
+        out_S2[s, 0] = linear / 65536.0
+        out_S2[s, 1] = (factors[0] * factors[1]).sum() / 2.0**32
