@@ -1,0 +1,164 @@
+"""A source of samples from one line of text: the name of built-in data, or a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from embroute.config import parse_call
+from embroute.data.batch import Batch, Source
+from embroute.data.online_retail import open_retail
+from embroute.data.readers.avazu import avazu
+from embroute.data.readers.criteo import criteo
+from embroute.data.readers.detect import FORMATS, Look, detect, look_at, unknown_format
+from embroute.data.readers.files import Progress, find_files
+from embroute.data.readers.layout import Layout
+from embroute.data.readers.movielens import movielens
+from embroute.data.readers.rows import Reading, column_names
+from embroute.data.readers.source import Numbering, open_files
+from embroute.data.readers.table import ColumnUses, table
+from embroute.data.schema import Schema
+from embroute.data.synthetic import PRESETS, open_preset
+
+RETAIL = "online-retail"
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How files are read; the defaults are those of the command line."""
+
+    format: str | None = None  # one of FORMATS; None detects it
+    label: str | None = None
+    categorical: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
+    bag: tuple[str, ...] = ()
+    bag_separator: str = "|"
+    time: str | None = None
+    ids: str = "vocab"  # or "hash"
+    hash_rows: int | None = None
+    missing: str = "id"  # or "padding"
+    positive_rating: float = 4.0
+    skip_bad_rows: bool = False
+    limit: int | None = None
+
+    @property
+    def uses(self) -> ColumnUses:
+        """The columns named for a table file."""
+        return ColumnUses(self.label, self.categorical, self.dense, self.bag, self.time)
+
+
+def built_in_names() -> tuple[str, ...]:
+    """Names of data that needs no file."""
+    return (RETAIL, *PRESETS)
+
+
+def open_source(
+    text: str, options: DataOptions | None = None, progress: Progress | None = None
+) -> Source:
+    """The built-in data or the files that `text` names."""
+    options = options or DataOptions()
+    _check(options)
+    name = text.partition("(")[0].strip()
+    if name in built_in_names():
+        return _open_built_in(text, options)
+    try:
+        files = find_files(text)
+    except ValueError as error:
+        known = ", ".join(built_in_names())
+        raise ValueError(f"{error}, and no built-in data has this name ({known})") from None
+    return open_files(_reading(files, options), _numbering(options), progress)
+
+
+def _check(options: DataOptions) -> None:
+    """Refuse values that no option takes."""
+    choices = (
+        ("--format", options.format, (None, *FORMATS)),
+        ("--ids", options.ids, ("vocab", "hash")),
+        ("--missing", options.missing, ("id", "padding")),
+    )
+    for option, value, allowed in choices:
+        if value not in allowed:
+            known = ", ".join(choice for choice in allowed if choice)
+            raise ValueError(f"{option} must be one of {known}, got {value!r}")
+    if options.limit is not None and options.limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {options.limit}")
+    if (options.ids == "hash") != (options.hash_rows is not None):
+        raise ValueError("--ids hash and --hash-rows N are given together or not at all")
+    if options.hash_rows is not None and not 1 <= options.hash_rows < 2**31:
+        raise ValueError(f"--hash-rows must be between 1 and 2147483647, got {options.hash_rows}")
+    if not options.bag_separator:
+        raise ValueError("--bag-separator must not be empty")
+
+
+@dataclass(frozen=True)
+class _FirstSamples:
+    """The first samples of another source."""
+
+    source: Source
+    limit: int
+
+    @property
+    def schema(self) -> Schema:
+        """Tables, fields and dense columns of the whole source."""
+        return self.source.schema
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples in one pass."""
+        whole = self.source.num_samples
+        return None if whole is None else min(whole, self.limit)
+
+    def chunks(self) -> Iterator[Batch]:
+        """One pass in order."""
+        left = self.limit
+        for chunk in self.source.chunks():
+            yield chunk.slice(0, left)
+            left -= len(chunk)
+            if left <= 0:
+                return
+
+
+def _open_built_in(text: str, options: DataOptions) -> Source:
+    """Built-in data; options that describe files are refused."""
+    if replace(options, limit=None) != DataOptions():
+        raise ValueError(f"{text} is built-in data: of the data options it takes only --limit")
+    call = parse_call(text)
+    source = open_retail(call) if call.name == RETAIL else open_preset(call)
+    return source if options.limit is None else _FirstSamples(source, options.limit)
+
+
+def _numbering(options: DataOptions) -> Numbering:
+    return Numbering(options.hash_rows, options.limit)
+
+
+def _reading(files: tuple[Path, ...], options: DataOptions) -> Reading:
+    """The files with the layout of their format."""
+    layout = replace(
+        _layout(look_at(files[0]), options),
+        bag_separator=options.bag_separator,
+        padding=options.missing == "padding",
+    )
+    return Reading(files, layout, options.skip_bad_rows)
+
+
+def _layout(look: Look, options: DataOptions) -> Layout:
+    """The layout of the format that is asked for, or else detected."""
+    uses = options.uses
+    named = bool(uses.label or uses.categorical or uses.dense or uses.bag)
+    kind = options.format or ("table" if named else detect(look))
+    if kind is None:
+        raise unknown_format(look)
+    if kind == "table":
+        names = column_names(look.path, look.separator)
+        return table(look.path, names, look.separator, uses)
+    if named:
+        raise ValueError(
+            f"--label, --categorical, --dense and --bag describe a table; {kind} files have "
+            "fixed columns"
+        )
+    if kind == "movielens":
+        layout = movielens("::" not in look.first_line, options.positive_rating)
+    else:
+        layout = criteo() if kind == "criteo" else avazu()
+    return replace(layout, time=options.time)

@@ -1,0 +1,149 @@
+"""Categorical values as ids: a stable 64-bit key of the text, then a vocabulary or a remainder.
+
+The key is FNV-1a (64 bits) of the UTF-8 bytes, mixed by the finalizer of MurmurHash3, so it
+depends on nothing but the text: not on the process, the machine or a library's version. Ids are
+told apart by their keys. Two of n distinct values of a field share one with probability n^2 /
+2^65: three in a million for ten million values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from embroute.kernels.jit import kernel
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+NO_KEY = 0  # the key of a value that touches no row; no text has it
+_FIRST_SLOTS = 1024
+
+
+@kernel
+def hash_texts(data: U8, lengths: I64, out: I64) -> None:
+    """The keys of texts that stand one behind the other in `data`."""
+    position = 0
+    for text in range(len(lengths)):
+        key = np.uint64(0xCBF29CE484222325)
+        for i in range(position, position + lengths[text]):
+            key = (key ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
+        position += lengths[text]
+        key = (key ^ (key >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+        key = (key ^ (key >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+        key = key ^ (key >> np.uint64(33))
+        out[text] = np.int64(key) if key else np.int64(1)
+
+
+def keys_of(values: pl.Series, padding: bool = False) -> I64:
+    """The key of every text; with `padding`, an empty one has NO_KEY."""
+    lengths = values.str.len_bytes().to_numpy().astype(np.int64)
+    data = np.frombuffer(values.str.join("").item().encode(), np.uint8)
+    keys = np.empty(len(lengths), np.int64)
+    hash_texts(data, lengths, keys)
+    if padding:
+        keys[lengths == 0] = NO_KEY
+    return keys
+
+
+def hashed_ids(keys: I64, num_rows: int) -> I64:
+    """Ids by the remainder of the key; -1 for NO_KEY."""
+    ids = (keys.view(np.uint64) % np.uint64(num_rows)).astype(np.int64)
+    ids[keys == NO_KEY] = -1
+    return ids
+
+
+@kernel
+def number_keys(keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, ids: I64) -> int:
+    """Give every key the id it has or the next free one, until the slots are two thirds full.
+
+    Returns how many keys were done. `num_ids` counts the ids before; the ids after it follow
+    from `ids`. A slot is free while its id is -1.
+    """
+    mask = len(slot_ids) - 1
+    for k in range(len(keys)):
+        key = keys[k]
+        if key == NO_KEY:
+            ids[k] = -1
+            continue
+        slot = key & mask
+        while slot_ids[slot] >= 0 and slot_keys[slot] != key:
+            slot = (slot + 1) & mask
+        if slot_ids[slot] < 0:
+            if 3 * (num_ids + 1) > 2 * len(slot_ids):
+                return k
+            slot_keys[slot] = key
+            slot_ids[slot] = num_ids
+            num_ids += 1
+        ids[k] = slot_ids[slot]
+    return len(keys)
+
+
+@kernel
+def find_keys(keys: I64, slot_keys: I64, slot_ids: I32, ids: I64) -> int:
+    """The ids of known keys; returns the position of the first unknown one, else their number."""
+    mask = len(slot_ids) - 1
+    for k in range(len(keys)):
+        key = keys[k]
+        if key == NO_KEY:
+            ids[k] = -1
+            continue
+        slot = key & mask
+        while slot_ids[slot] >= 0 and slot_keys[slot] != key:
+            slot = (slot + 1) & mask
+        if slot_ids[slot] < 0:
+            return k
+        ids[k] = slot_ids[slot]
+    return len(keys)
+
+
+@dataclass
+class Vocabulary:
+    """The ids of one field, numbered in order of first appearance; 18 to 36 bytes an id."""
+
+    num_ids: int
+    slot_keys: I64
+    slot_ids: I32
+
+    def add(self, keys: I64) -> None:
+        """Number the keys that are new."""
+        ids = np.empty(len(keys), np.int64)
+        start = 0
+        while True:
+            done = number_keys(
+                keys[start:], self.slot_keys, self.slot_ids, self.num_ids, ids[start:]
+            )
+            self.num_ids = max(self.num_ids, int(ids[start : start + done].max(initial=-1)) + 1)
+            start += done
+            if start == len(keys):
+                return
+            self._grow()
+
+    def _grow(self) -> None:
+        """Twice the slots, the same ids."""
+        known = self.slot_ids >= 0
+        in_order = np.empty(self.num_ids, np.int64)
+        in_order[self.slot_ids[known]] = self.slot_keys[known]
+        bigger = _slots(2 * len(self.slot_ids))
+        number_keys(in_order, bigger.slot_keys, bigger.slot_ids, 0, np.empty_like(in_order))
+        self.slot_keys, self.slot_ids = bigger.slot_keys, bigger.slot_ids
+
+    def find(self, keys: I64) -> I64:
+        """The id of every key; -1 for NO_KEY. An unknown key means that the file has changed."""
+        ids = np.empty(len(keys), np.int64)
+        if find_keys(keys, self.slot_keys, self.slot_ids, ids) < len(keys):
+            raise ValueError("the data holds a value it did not hold when it was opened")
+        return ids
+
+
+def _slots(num_slots: int) -> Vocabulary:
+    return Vocabulary(0, np.zeros(num_slots, np.int64), np.full(num_slots, -1, np.int32))
+
+
+def vocabulary() -> Vocabulary:
+    """A vocabulary without ids."""
+    return _slots(_FIRST_SLOTS)

@@ -1,0 +1,221 @@
+"""Text files cut into blocks of whole records, every record with its line number.
+
+Polars parses the cells but neither tells the line of a bad value nor refuses a short line, and
+it expects quotation marks to follow RFC 4180. So a scan over the bytes finds the records first,
+counts their columns, and hands polars only those it reads without guessing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.readers.faults import BadRows, shown
+from embroute.data.readers.files import ByteStream
+from embroute.kernels.jit import kernel
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+BLOCK_BYTES = 2**23
+MAX_RECORD_BYTES = 2**20  # a longer record is taken for a quotation mark that is never closed
+
+# A record: where it starts and ends, its line, its columns, and how its quotation marks stand.
+_START, _END, _LINE, _COLUMNS, _QUOTES = range(5)
+# Quotation marks: as RFC 4180 has them; one inside an unquoted value; text after a closing one.
+_CLEAN, _LOOSE, _BROKEN = range(3)
+# Where in a value the scan stands: at its start, in plain text, in quotes, after closing quotes.
+_AT_START, _IN_TEXT, _IN_QUOTES, _AFTER_QUOTES = range(4)
+_NEWLINE, _RETURN, _NO_QUOTES = 10, 13, -1
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How a text file separates values, and whether quotation marks enclose them."""
+
+    separator: str = ","
+    quoted: bool = True
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole records: their text and line numbers, and the bad ones that were left out."""
+
+    data: bytes
+    lines: I64
+    bad: BadRows
+
+
+@kernel
+def scan(data: U8, marks: tuple[int, int], columns: int, line: int, records: I64) -> int:
+    """Number of whole records in `data`; `records` gets one line for each.
+
+    `marks` are the separator and the quotation mark. A record over several lines with a wrong
+    number of columns most likely holds a stray quotation mark: only its first line is the bad
+    record, and the scan goes on behind that line.
+    """
+    separator, quote = marks
+    num, start, first_line, first_newline = 0, 0, line, -1
+    state, found, quotes = _AT_START, 1, _CLEAN
+    i = -1
+    while i + 1 < len(data):
+        i += 1
+        byte = data[i]
+        if byte == _NEWLINE:
+            line += 1
+            if first_newline < 0:
+                first_newline = i
+        if state == _IN_QUOTES:
+            if byte == quote:
+                state = _AFTER_QUOTES
+        elif byte == _NEWLINE:
+            if found != columns and first_newline < i:
+                i, line = first_newline, first_line + 1
+            records[num, _START], records[num, _END] = start, i
+            records[num, _LINE], records[num, _COLUMNS] = first_line, found
+            records[num, _QUOTES] = quotes
+            num += 1
+            start, first_line, first_newline = i + 1, line, -1
+            state, found, quotes = _AT_START, 1, _CLEAN
+        elif byte == separator:
+            found += 1
+            state = _AT_START
+        elif byte == quote:
+            if state == _IN_TEXT:
+                quotes = max(quotes, _LOOSE)
+            else:
+                state = _IN_QUOTES
+        elif state == _AT_START:
+            state = _IN_TEXT
+        elif state == _AFTER_QUOTES and byte != _RETURN:
+            quotes = _BROKEN
+            state = _IN_TEXT
+    return num
+
+
+def read_header(stream: ByteStream, separator: str) -> tuple[list[str], bytes]:
+    """Column names of the first line, and the text that was read beyond it."""
+    text = b""
+    while b"\n" not in text:
+        more = stream.read(2**16)
+        text += more
+        if not more or len(text) > MAX_RECORD_BYTES:
+            break
+    line, _, rest = text.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
+    if not line.strip():
+        raise ValueError(f"{stream.path}: the file {'is empty' if not text else 'has no header'}")
+    if len(line) > MAX_RECORD_BYTES:
+        raise ValueError(f"{stream.path}, line 1 is longer than {MAX_RECORD_BYTES} bytes")
+    try:
+        decoded = line.decode().rstrip("\r")
+    except UnicodeDecodeError:
+        raise ValueError(f"{stream.path}, line 1: {shown(line)} is not UTF-8 text") from None
+    names = next(csv.reader([decoded], delimiter=separator))
+    return [name.strip() for name in names], rest
+
+
+def blocks(
+    stream: ByteStream, syntax: Syntax, columns: int, start: tuple[bytes, int], block_bytes: int
+) -> Iterator[Block]:
+    """The records of a file; `start` is text already read and the line it begins with."""
+    pending, line = start
+    ended = False
+    while not ended or pending:
+        if not ended and len(pending) <= MAX_RECORD_BYTES:
+            more = stream.read(block_bytes)
+            ended = not more
+            pending += more
+        if ended and pending and not pending.endswith(b"\n"):
+            pending += b"\n"
+        text = pending if syntax.separator != "::" else pending.replace(b"::", b"\t")
+        records = _scan(text, syntax, columns, line)
+        if len(records):
+            yield _block(text, records, syntax, columns)
+        end = int(records[-1, _END]) + 1 if len(records) else 0
+        line += text.count(b"\n", 0, end)
+        pending = text[end:]
+        if pending and (ended or len(pending) > MAX_RECORD_BYTES):
+            yield _unclosed(stream, pending, line)
+            pending, line = pending.partition(b"\n")[2], line + 1
+
+
+def _scan(text: bytes, syntax: Syntax, columns: int, line: int) -> I64:
+    """The records of a text, one row each."""
+    separator = "\t" if syntax.separator == "::" else syntax.separator
+    marks = ord(separator), ord('"') if syntax.quoted else _NO_QUOTES
+    # A record that ends early for its stray quotation mark still takes one newline of the text.
+    records = np.empty((text.count(b"\n"), 5), np.int64)
+    num = scan(np.frombuffer(text, np.uint8), marks, columns, line, records)
+    return records[:num]
+
+
+def _unclosed(stream: ByteStream, pending: bytes, line: int) -> Block:
+    """The bad record at which no end of a record is in sight."""
+    if b"\n" not in pending:
+        raise ValueError(f"{stream.path}, line {line} is longer than {MAX_RECORD_BYTES} bytes")
+    bad = BadRows()
+    bad.add(line, "quotation mark not closed", ": a quotation mark is not closed")
+    return Block(b"", np.zeros(0, np.int64), bad)
+
+
+def _block(text: bytes, records: I64, syntax: Syntax, columns: int) -> Block:
+    """The good records of a text; only an unusual one makes the text be put together anew."""
+    bad = BadRows()
+    clean = (records[:, _COLUMNS] == columns) & (records[:, _QUOTES] == _CLEAN)
+    if columns == 1:
+        clean &= records[:, _END] - records[:, _START] > 1
+    if clean.all() and _is_utf8(text):
+        return Block(text[: int(records[-1, _END]) + 1], records[:, _LINE], bad)
+    parts, lines = [], []
+    for index in range(len(records)):
+        record = _mended(text, records[index], syntax, columns, bad)
+        if record is not None:
+            parts.append(record)
+            lines.append(int(records[index, _LINE]))
+    return Block(b"".join(parts), np.array(lines, np.int64), bad)
+
+
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _mended(text: bytes, record: I64, syntax: Syntax, columns: int, bad: BadRows) -> bytes | None:
+    """One record as polars reads it, None where it is empty or bad."""
+    line, found = int(record[_LINE]), int(record[_COLUMNS])
+    data = text[int(record[_START]) : int(record[_END])].removesuffix(b"\r")
+    if not data:
+        return None
+    if found != columns:
+        message = (
+            f": {found} columns instead of {columns} in {shown(data.decode(errors='replace'))}"
+        )
+        bad.add(line, "wrong number of columns", message)
+    elif not _is_utf8(data):
+        bad.add(line, "not UTF-8 text", f": {shown(data)} is not UTF-8 text")
+    elif record[_QUOTES] == _BROKEN:
+        message = f": text follows a closing quotation mark in {shown(data.decode())}"
+        bad.add(line, "text after a closing quotation mark", message)
+    elif record[_QUOTES] == _LOOSE:
+        return _quoted(data.decode(), syntax.separator)
+    else:
+        return data + b"\n"
+    return None
+
+
+def _quoted(record: str, separator: str) -> bytes:
+    """A record whose unquoted values hold quotation marks, written as RFC 4180 asks."""
+    values = next(csv.reader(io.StringIO(record, newline=""), delimiter=separator))
+    out = io.StringIO(newline="")
+    csv.writer(out, delimiter=separator, lineterminator="\n").writerow(values)
+    return out.getvalue().encode()

@@ -1,0 +1,124 @@
+"""The rows of files piece by piece, in bounded memory: text by blocks, parquet by slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from embroute.data.readers.faults import BadRows, Rows
+from embroute.data.readers.files import Progress, is_parquet, open_bytes
+from embroute.data.readers.layout import Layout
+from embroute.data.readers.records import BLOCK_BYTES, Block, blocks, read_header
+
+SLICE_ROWS = 65536
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Files of one layout, and how much of them is in memory at once."""
+
+    files: tuple[Path, ...]
+    layout: Layout
+    skip_bad_rows: bool = False
+    block_bytes: int = BLOCK_BYTES
+    slice_rows: int = SLICE_ROWS
+
+
+def column_names(path: Path, separator: str) -> list[str]:
+    """The columns of a parquet file or of a text file with a header."""
+    if is_parquet(path):
+        return _parquet_schema(path).names()
+    with open_bytes(path) as stream:
+        return read_header(stream, separator)[0]
+
+
+def read_rows(reading: Reading, progress: Progress | None = None) -> Iterator[Rows]:
+    """All rows of all files, in order."""
+    total = sum(path.stat().st_size for path in reading.files) or 1
+    before = 0
+    for path in reading.files:
+        pieces = _parquet_rows if is_parquet(path) else _text_rows
+        for rows, position in pieces(path, reading):
+            yield rows
+            if progress is not None:
+                progress("reading", min(1.0, (before + position) / total))
+        before += path.stat().st_size
+
+
+def _text_rows(path: Path, reading: Reading) -> Iterator[tuple[Rows, int]]:
+    """Pieces of a text file, and the bytes of it read so far."""
+    layout = reading.layout
+    with open_bytes(path) as stream:
+        names, start = list(layout.columns), (b"", 1)
+        if layout.header:
+            found, rest = read_header(stream, layout.syntax.separator)
+            names, start = names or found, (rest, 2)
+        _check_columns(path, names, layout)
+        empty = not layout.header
+        text = blocks(stream, layout.syntax, len(names), start, reading.block_bytes)
+        for block in text:
+            empty = False
+            frame = _parse(path, block, names, layout)
+            yield Rows(str(path), "line", block.lines, frame, block.bad), stream.position
+        if empty:
+            raise ValueError(f"{path}: the file is empty")
+
+
+def _parse(path: Path, block: Block, names: list[str], layout: Layout) -> pl.DataFrame:
+    """The columns in use, as text."""
+    used, syntax = list(layout.used), layout.syntax
+    if not block.data:
+        return pl.DataFrame(schema=dict.fromkeys(used, pl.String))
+    try:
+        frame = pl.read_csv(
+            block.data,
+            has_header=False,
+            schema=dict.fromkeys(names, pl.String),
+            columns=sorted(names.index(name) for name in used),
+            separator="\t" if syntax.separator == "::" else syntax.separator,
+            quote_char='"' if syntax.quoted else None,
+        )
+    except pl.exceptions.PolarsError as error:
+        lines = f"lines {block.lines[0]} to {block.lines[-1]}"
+        raise ValueError(f"{path}, {lines}: cannot be parsed: {error}") from None
+    if frame.height != len(block.lines):
+        lines = f"lines {block.lines[0]} to {block.lines[-1]}"
+        raise ValueError(f"{path}, {lines}: {frame.height} rows in {len(block.lines)} records")
+    return frame
+
+
+def _parquet_rows(path: Path, reading: Reading) -> Iterator[tuple[Rows, int]]:
+    """Slices of a parquet file, and the bytes of it read so far."""
+    _check_columns(path, _parquet_schema(path).names(), reading.layout)
+    lazy = pl.scan_parquet(path, glob=False).select(reading.layout.used)
+    try:
+        total = int(lazy.select(pl.len()).collect().item())
+        for start in range(0, total, reading.slice_rows):
+            frame = lazy.slice(start, reading.slice_rows).collect()
+            stop = start + frame.height
+            numbers = np.arange(start + 1, stop + 1)
+            position = path.stat().st_size * stop // total
+            yield Rows(str(path), "row", numbers, frame, BadRows()), position
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
+
+
+def _parquet_schema(path: Path) -> pl.Schema:
+    try:
+        return pl.scan_parquet(path, glob=False).collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
+
+
+def _check_columns(path: Path, names: list[str], layout: Layout) -> None:
+    """Refuse columns that are missing, and names that stand for two columns."""
+    for name in layout.used:
+        if name not in names:
+            raise ValueError(f"{path}: no column {name!r}; the columns are {', '.join(names)}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path}: the header names column {twice!r} twice")

@@ -1,0 +1,160 @@
+"""Samples in order of time, in bounded memory: sorted runs on disk, merged block by block.
+
+Samples of equal time keep their order in the files. The temporary files live as long as the
+object that reads them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from embroute.data.batch import Batch, concat
+from embroute.data.readers.decode import Keyed
+
+RUN_SAMPLES = 2**19  # sorted in memory at once
+BLOCK_SAMPLES = 2**13  # of every run in memory while they are merged
+
+
+def is_in_order(pieces: Iterator[Keyed]) -> bool:
+    """Whether time never goes back."""
+    last = -np.inf
+    for piece in pieces:
+        time = piece.time
+        if len(time) and (time[0] < last or bool((np.diff(time) < 0).any())):
+            return False
+        last = time[-1] if len(time) else last
+    return True
+
+
+@dataclass(frozen=True)
+class RunSizes:
+    """Samples of a run, and samples of a block of it."""
+
+    run: int = RUN_SAMPLES
+    block: int = BLOCK_SAMPLES
+
+
+class SortedSamples:
+    """Samples sorted by time into temporary files; the files go when this object goes."""
+
+    def __init__(
+        self, pieces: Iterator[Keyed], bad_rows: Counter[str], sizes: RunSizes | None = None
+    ) -> None:
+        sizes = sizes or RunSizes()
+        self.folder = Path(tempfile.mkdtemp(prefix="embroute-sort-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        runs = [
+            _store(run, self.folder / f"run-{number}", sizes.block)
+            for number, run in enumerate(_runs(pieces, sizes.run))
+        ]
+        self._files = runs[0] if len(runs) == 1 else _merge(runs, self.folder / "sorted")
+        self._bad_rows = bad_rows
+
+    def pieces(self, counts: Counter[str]) -> Iterator[Keyed]:
+        """One pass in order of time."""
+        counts.update(self._bad_rows)
+        for file in self._files:
+            yield _load(file)
+
+
+def _runs(pieces: Iterator[Keyed], run_samples: int) -> Iterator[Keyed]:
+    """Stretches of about `run_samples` samples, each sorted."""
+    held: list[Keyed] = []
+    num_held = 0
+    for piece in pieces:
+        held.append(piece)
+        num_held += len(piece.batch)
+        if num_held >= run_samples:
+            yield _sorted(held)
+            held, num_held = [], 0
+    if num_held:
+        yield _sorted(held)
+
+
+def _sorted(pieces: Sequence[Keyed]) -> Keyed:
+    """All samples by time; those of equal time in the order of the pieces."""
+    time = np.concatenate([piece.time for piece in pieces])
+    joined = Keyed(concat([piece.batch for piece in pieces]), time)
+    return joined.take(np.argsort(time, kind="stable"))
+
+
+def _store(samples: Keyed, folder: Path, block_samples: int) -> list[Path]:
+    """Write samples in blocks; returns the files in order."""
+    folder.mkdir()
+    starts = range(0, len(samples.batch), block_samples)
+    files = [folder / f"{number}.npz" for number in range(len(starts))]
+    for start, file in zip(starts, files, strict=True):
+        _save(samples.slice(start, start + block_samples), file)
+    return files
+
+
+def _save(samples: Keyed, file: Path) -> None:
+    batch = samples.batch
+    np.savez(
+        file,
+        rows=batch.rows,
+        offsets=batch.offsets,
+        dense=batch.dense,
+        label=batch.label,
+        time=samples.time,
+        num_fields=batch.num_fields,
+    )
+
+
+def _load(file: Path) -> Keyed:
+    with np.load(file) as data:
+        rows, offsets, dense, label = (data[k] for k in ("rows", "offsets", "dense", "label"))
+        return Keyed(Batch(rows, offsets, dense, label, int(data["num_fields"])), data["time"])
+
+
+@dataclass
+class _Run:
+    """One sorted run while it is merged: the block in memory and the files still to come."""
+
+    block: Keyed
+    files: list[Path]
+
+    def advance(self, num_samples: int) -> None:
+        """Drop samples from the front of the block; load the next one behind an empty block."""
+        self.block = self.block.slice(num_samples, len(self.block.batch))
+        if not len(self.block.batch) and self.files:
+            self.block = _load(self.files[0])
+            self.files.pop(0).unlink()
+
+
+def _merge(runs: list[list[Path]], folder: Path) -> list[Path]:
+    """The samples of all runs in order of time, as files."""
+    folder.mkdir()
+    open_runs = [_Run(_load(files[0]), files[1:]) for files in runs]
+    merged: list[Path] = []
+    while any(len(run.block.batch) for run in open_runs):
+        takes = _safe_takes(open_runs)
+        file = folder / f"{len(merged)}.npz"
+        parts = [run.block.slice(0, n) for run, n in zip(open_runs, takes, strict=True) if n]
+        _save(_sorted(parts), file)
+        merged.append(file)
+        for run, num_samples in zip(open_runs, takes, strict=True):
+            run.advance(num_samples)
+    return merged
+
+
+def _safe_takes(runs: list[_Run]) -> list[int]:
+    """How many samples of each block come before everything that is still on disk."""
+    # A run's unread samples are not earlier than its last one in memory, and of equal times the
+    # earlier run goes first. So the smallest (last time, run) bounds what may leave.
+    ends = [(float(run.block.time[-1]), at) for at, run in enumerate(runs) if run.files]
+    if not ends:
+        return [len(run.block.batch) for run in runs]
+    last_time, last_run = min(ends)
+    return [
+        int(np.searchsorted(run.block.time, last_time, "right" if at <= last_run else "left"))
+        for at, run in enumerate(runs)
+    ]
