@@ -1,9 +1,10 @@
 """Synthetic click logs with the field sizes of published ones: `criteo-kaggle(samples=200000)`.
 
 A sample has a user and an item, each of a latent group. A field describes the user, the item or
-the context; its rank is drawn from a power law, for a share `correlation` of the look-ups within
-the part of the ids that its group prefers. A share `sessions` of the samples comes from a user
-seen shortly before, and `drift` turnovers of the items' popular ids happen per million samples.
+the context; its rank is drawn from a power law, for a share `correlation` of the users and items
+within the part of the ids that their group prefers. A share `sessions` of the samples comes from
+a user seen shortly before, and `drift` turnovers of the items' popular ids happen per million
+samples.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from embroute.kernels.sampling import ITEM, USER, draw_rows
 __all__ = ["PRESETS", "Knobs", "Preset", "SyntheticSource", "open_preset"]
 
 CHUNK_SAMPLES = 32_768
-SESSION_GAP = 256.0  # mean number of samples between two of one session
 PILOT = 2**31  # the number of a chunk no pass reaches
 
 
@@ -97,12 +97,13 @@ class SyntheticSource:
         knobs, shape = self.knobs, (CHUNK_SAMPLES, len(self.preset.fields))
         bits = random.integers(2**64, size=shape, dtype=np.uint64)
         groups = random.integers(knobs.groups, size=(CHUNK_SAMPLES, 2))
-        parent = _parents(random, knobs.sessions)
+        groups[random.random(groups.shape) >= knobs.correlation] += knobs.groups
+        parent = _parents(random, knobs.sessions, knobs.gap)
         rate = knobs.drift / 1e6
-        mixing = (knobs.groups, knobs.correlation, rate * start, rate)
+        mixing = (knobs.groups, rate * start, rate)
         rows = np.empty(shape, np.int64)
         draw_rows(bits, groups, parent, self._laws, mixing, rows)
-        return one_hot(rows, self._dense(random, groups))
+        return one_hot(rows, self._dense(random, groups % knobs.groups))
 
     def _dense(
         self, random: np.random.Generator, groups: npt.NDArray[np.int64]
@@ -146,12 +147,12 @@ def coprime(number: int, share: float) -> int:
     return near
 
 
-def _parents(random: np.random.Generator, sessions: float) -> npt.NDArray[np.int64]:
+def _parents(random: np.random.Generator, sessions: float, gap: float) -> npt.NDArray[np.int64]:
     """For every sample an earlier one of the same session, or -1."""
     sample = np.arange(CHUNK_SAMPLES)
-    gap = random.exponential(SESSION_GAP, CHUNK_SAMPLES).astype(np.int64)
+    others = random.exponential(gap, CHUNK_SAMPLES).astype(np.int64)
     # Wrapping near the start keeps the share of continued sessions.
-    parent = sample - 1 - gap % np.maximum(sample, 1)
+    parent = sample - 1 - others % np.maximum(sample, 1)
     continued = random.random(CHUNK_SAMPLES) < sessions
     return np.where(continued & (sample > 0), parent, -1)
 
@@ -172,6 +173,7 @@ def read_knobs(preset: Preset, options: Mapping[str, str]) -> Knobs:
         groups=whole("groups", 1, 10**6),
         correlation=real("correlation", 0, 1),
         sessions=real("sessions", 0, 1),
+        gap=real("gap", 0, CHUNK_SAMPLES),
         drift=real("drift", 0, 1e6),
         signal=real("signal", 0, 20),
         click_rate=real("click_rate", 1e-6, 1 - 1e-6),

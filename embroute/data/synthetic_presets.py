@@ -27,16 +27,18 @@ class Knobs:
     """What a user can turn. 0 switches correlation, sessions, drift, skew or signal off.
 
     skew: factor on every field's exponent. groups: latent user groups, and as many of items.
-    correlation: share of user and item look-ups that follow the group. sessions: share of
-    samples from a user seen shortly before. drift: turnovers of the items' popularity order per
-    million samples. signal: standard deviation of the true logit. click_rate: share of label 1.
+    correlation: share of users and items that follow their group. sessions: share of samples
+    from a user seen shortly before. gap: samples between two of a session, on average.
+    drift: turnovers of the items' popularity order per million samples. signal: standard
+    deviation of the true logit. click_rate: share of label 1.
     """
 
     samples: int
     skew: float = 1.0
     groups: int = 64
-    correlation: float = 0.5
+    correlation: float = 0.6
     sessions: float = 0.0
+    gap: float = 256.0
     drift: float = 0.0
     signal: float = 1.6
     click_rate: float = 0.25
@@ -54,13 +56,16 @@ class Preset:
 
 
 SIDES = {"u": USER, "i": ITEM, "c": CONTEXT}
-LARGE = 10_000  # rows from which a field has many ids that appear once or twice
+SMALL, LARGE = 1000, 10_000
 
 
 def law(name: str, num_rows: int, side: str) -> FieldLaw:
     """A field with the popularity law that fields of its size have in real ad logs."""
+    if num_rows < SMALL:
+        return FieldLaw(name, num_rows, SIDES[side], exponent=1.7)
     if num_rows < LARGE:
-        return FieldLaw(name, num_rows, SIDES[side], exponent=1.2)
+        return FieldLaw(name, num_rows, SIDES[side], exponent=1.1)
+    # Most ids of a large field appear once or twice.
     return FieldLaw(name, num_rows, SIDES[side], exponent=1.05, tail=0.15)
 
 
@@ -97,7 +102,7 @@ AVAZU = Preset(
         "C20 172 i, C21 60 i"
     ),
     (),
-    Knobs(samples=40_428_967, sessions=0.3, drift=0.05, signal=1.3, click_rate=0.17),
+    Knobs(samples=40_428_967, sessions=0.3, drift=0.05, signal=1.5, click_rate=0.17),
 )
 
 # MovieLens 25M (Harper and Konstan 2015): 25,000,095 ratings. Its README counts 62,423 movies,
@@ -106,7 +111,7 @@ MOVIELENS_25M = Preset(
     "movielens-25m",
     (FieldLaw("user", 162_541, USER, 0.6), FieldLaw("item", 59_047, ITEM, 0.9)),
     (),
-    Knobs(samples=25_000_095, sessions=0.95, drift=0.05, click_rate=0.5),
+    Knobs(samples=25_000_095, sessions=0.95, gap=20.0, drift=0.05, click_rate=0.5),
 )
 
 # Criteo Sponsored Search Conversion Log (Tallis and Yadav 2018): 15,995,634 clicks, 17 categorical
@@ -122,7 +127,7 @@ CRITEO_SEARCH = Preset(
         "product_id 2500000 i, product_title 1500000 i, partner_id 312 i, user_id 10780292 u"
     ),
     ("nb_clicks_1week", "product_price"),
-    Knobs(samples=15_995_634, sessions=0.2, drift=0.05, click_rate=0.1),
+    Knobs(samples=15_995_634, sessions=0.2, drift=0.05, signal=1.5, click_rate=0.1),
 )
 
 PRESETS: Mapping[str, Preset] = {

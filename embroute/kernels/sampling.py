@@ -30,8 +30,8 @@ def mixed(key: np.uint64) -> np.uint64:
 @kernel
 def power_law_rank(bits: np.uint64, num_rows: int, law: npt.NDArray[np.float64]) -> int:
     """A rank in [0, num_rows): bounded Pareto, or even with probability law[TAIL]."""
-    uniform = float(bits >> np.uint64(24)) / 2.0**40
-    if float((bits >> np.uint64(12)) & np.uint64(0xFFF)) < law[TAIL] * 4096.0:
+    uniform = float(bits >> np.uint64(16)) / 2.0**48
+    if float(bits & np.uint64(0xFFFF)) < law[TAIL] * 65536.0:
         return int(uniform * num_rows)
     return min(int((1.0 + uniform * law[REACH]) ** law[POWER]) - 1, num_rows - 1)
 
@@ -65,16 +65,17 @@ def draw_rows(
     groups_S2: npt.NDArray[np.int64],
     parent_S: npt.NDArray[np.int64],
     laws_F: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
-    mixing: tuple[int, float, float, float],
+    mixing: tuple[int, float, float],
     rows_SF: npt.NDArray[np.int64],
 ) -> None:
     """Row ids of samples whose user and item groups are given, into `rows_SF`.
 
     A sample with a parent (an earlier sample, else -1) has its user: group and user rows; its
-    group is overwritten. `mixing` is (groups, correlation, turns at sample 0, turns a sample).
+    group is overwritten. Groups from `num_groups` on have no preferred rows. `mixing` is
+    (num_groups, turns at sample 0, turns a sample).
     """
     law_FC, size_FC = laws_F
-    num_groups, correlation, turns, turns_a_sample = mixing
+    num_groups, turns, turns_a_sample = mixing
     for s in range(bits_SF.shape[0]):
         parent = parent_S[s]
         if parent >= 0:
@@ -85,9 +86,9 @@ def draw_rows(
             if parent >= 0 and side == USER:
                 rows_SF[s, f] = rows_SF[parent, f]
                 continue
-            bits, num_rows = bits_SF[s, f], size_FC[f, NUM_ROWS]
-            rank = power_law_rank(bits, num_rows, law_FC[f])
-            if side != CONTEXT and float(bits & np.uint64(0xFFF)) < correlation * 4096.0:
+            num_rows = size_FC[f, NUM_ROWS]
+            rank = power_law_rank(bits_SF[s, f], num_rows, law_FC[f])
+            if side != CONTEXT and groups_S2[s, side] < num_groups:
                 slot = (groups_S2[s, side] + f) % num_groups
                 rank = group_rank(rank, num_rows, slot, num_groups)
             if side == ITEM:
@@ -95,6 +96,12 @@ def draw_rows(
             # A bijection of [0, num_rows), so that popular ids are not simply 0, 1, 2.
             scrambled = (rank * size_FC[f, MULTIPLIER] + size_FC[f, JUMP]) % num_rows
             rows_SF[s, f] = size_FC[f, FIRST_ROW] + scrambled
+
+
+@kernel
+def piece(bits: np.uint64, number: int) -> float:
+    """One of four 16-bit pieces of a hash, as a number between -1/2 and 1/2."""
+    return (float((bits >> np.uint64(16 * number)) & np.uint64(0xFFFF)) - 32767.5) / 65536.0
 
 
 @kernel
@@ -109,19 +116,16 @@ def planted_scores(
 
     The interaction is the inner product of the summed factors of user rows and of item rows.
     """
-    factors = np.empty((2, NUM_FACTORS))
+    # One row a side: what a field of the context adds is never read.
+    factors = np.empty((3, NUM_FACTORS))
     for s in range(rows_SF.shape[0]):
         linear = 0.0
         factors[:] = 0.0
         for f in range(rows_SF.shape[1]):
             first = mixed(np.uint64(rows_SF[s, f]) ^ key)
             second = mixed(first)
-            side = side_F[f]
             for k in range(NUM_FACTORS):
-                shift = np.uint64(16 * k)
-                linear += weight_F[f] * (float((first >> shift) & np.uint64(0xFFFF)) - 32767.5)
-                if side != CONTEXT:
-                    part = float((second >> shift) & np.uint64(0xFFFF)) - 32767.5
-                    factors[side, k] += weight_F[f] * part
-        out_S2[s, 0] = linear / 65536.0
-        out_S2[s, 1] = (factors[0] * factors[1]).sum() / 2.0**32
+                linear += weight_F[f] * piece(first, k)
+                factors[side_F[f], k] += weight_F[f] * piece(second, k)
+        out_S2[s, 0] = linear
+        out_S2[s, 1] = (factors[USER] * factors[ITEM]).sum()
