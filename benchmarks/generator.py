@@ -1,0 +1,231 @@
+"""Skew and reuse of the synthetic traces beside those of real ones.
+
+Usage: `python -m benchmarks.generator --data <folder with the real traces>`
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from rich.console import Console
+from rich.table import Table
+
+from embroute.config import parse_call
+from embroute.data.batch import Source
+from embroute.data.online_retail import open_retail
+from embroute.data.stream import batches
+from embroute.data.synthetic import PRESETS, Knobs, Preset, SyntheticSource, open_preset
+from embroute.data.synthetic_presets import SIDES, FieldLaw
+from embroute.kernels.jit import kernel
+
+BATCH = 1024
+RESULTS = Path(__file__).parent / "results"
+Rows = npt.NDArray[np.int64]
+
+# Sides (user, item, context) of the real traces' fields, and knobs of the same regime, for twins:
+# synthetic traces with a real one's field sizes.
+TWINS = {
+    "criteo adkdd'21": ("iccicccccciciciciui", Knobs(0)),
+    "online retail": ("uiuui", Knobs(0, sessions=0.95, gap=0.0)),
+    "globo": ("uuicccccc", Knobs(0, sessions=0.65, drift=1.0)),
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Row ids of samples in order, numbered 0, 1, ... over all fields."""
+
+    name: str
+    rows_SF: Rows
+
+
+def compact(name: str, columns: list[Rows]) -> Trace:
+    """A trace of the given columns; every field has ids of its own."""
+    rows, first = [], 0
+    for column in columns:
+        distinct, ids = np.unique(column, return_inverse=True)
+        rows.append(ids + first)
+        first += len(distinct)
+    return Trace(name, np.stack(rows, axis=1))
+
+
+def from_source(name: str, source: Source, samples: int) -> Trace:
+    """The first samples of a source whose fields are all one-hot."""
+    first = next(batches(source, samples))
+    return compact(name, list(first.rows.reshape(-1, first.num_fields).T))
+
+
+def from_table(name: str, table: pl.DataFrame) -> Trace:
+    """All samples of a table of whole numbers."""
+    return compact(name, [table[column].to_numpy() for column in table.columns])
+
+
+def read_adkdd(data: Path, samples: int) -> Trace:
+    table = pl.read_csv(data / "criteo_adkdd21" / "X_train.csv.gz")
+    return from_table("criteo adkdd'21", table.head(samples))
+
+
+def read_globo(data: Path, samples: int) -> Trace:
+    """Clicks in time order. The hours come in order, so the first files hold the first clicks."""
+    hours: list[pl.DataFrame] = []
+    archive = next((data / "globo").glob("*.tar.xz"))
+    with tarfile.open(archive) as tar:
+        for member in sorted((m for m in tar if m.name.endswith(".csv")), key=lambda m: m.name):
+            hours.append(pl.read_csv(tar.extractfile(member) or b""))
+    clicks = pl.concat([hour for hour in hours if len(hour)], how="vertical_relaxed")
+    clicks = clicks.sort("click_timestamp", maintain_order=True).head(samples)
+    unused = ("session_start", "session_size", "click_timestamp")
+    return from_table("globo", clicks.drop(unused))
+
+
+def fitted_exponent(column: Rows) -> float:
+    """The power law in which the most popular tenth of the ids takes its share in the column."""
+    counts = np.sort(np.bincount(column - column.min()))[::-1]
+    head = max(1, len(counts) // 10)
+    share = counts[:head].sum() / len(column)
+    low, high = 0.0, 6.0
+    for _ in range(40):
+        flat = 1.0 - (low + high) / 2 + 1e-9
+        reached = ((head + 1.0) ** flat - 1) / ((len(counts) + 1.0) ** flat - 1)
+        low, high = ((low + high) / 2, high) if reached < share else (low, (low + high) / 2)
+    return low
+
+
+def twin(trace: Trace) -> Trace:
+    """A synthetic trace with the field sizes and the fitted exponents of a real one."""
+    sides, knobs = TWINS[trace.name]
+    samples = len(trace.rows_SF)
+    laws = tuple(
+        FieldLaw(f"f{number}", len(np.unique(column)), SIDES[side], fitted_exponent(column))
+        for number, (side, column) in enumerate(zip(sides, trace.rows_SF.T, strict=True))
+    )
+    source = SyntheticSource(Preset("twin", laws, (), knobs), replace(knobs, samples=samples))
+    return from_source("  its twin", source, samples)
+
+
+def traces(data: Path, samples: int) -> Iterator[Trace]:
+    """Real traces with their twins, then the presets."""
+    retail = from_source("online retail", open_retail(parse_call("online-retail")), samples)
+    for real in (read_adkdd(data, samples), read_globo(data, samples), retail):
+        yield real
+        yield twin(real)
+    for name in PRESETS:
+        yield from_source(name, open_preset(parse_call(f"{name}(samples={samples})")), samples)
+
+
+def top_shares(rows: Rows, shares: tuple[float, ...]) -> list[float]:
+    """Share of the look-ups that the most popular share of the ids takes."""
+    counts = np.sort(np.bincount(rows))[::-1]
+    return [counts[: max(1, round(share * len(counts)))].sum() / len(rows) for share in shares]
+
+
+def batch_reuse(rows_SF: Rows) -> tuple[float, float]:
+    """Share of a batch's distinct rows that the batch before had; distinct rows a look-up."""
+    whole = range(0, len(rows_SF) - BATCH + 1, BATCH)
+    distinct = [np.unique(rows_SF[start : start + BATCH]) for start in whole]
+    again = np.mean([np.isin(now, before).mean() for before, now in pairwise(distinct)])
+    return float(again), float(np.mean([len(rows) for rows in distinct])) / (
+        BATCH * rows_SF.shape[1]
+    )
+
+
+@kernel
+def lru_hits(rows: Rows, num_rows: int, capacity: int) -> int:
+    """Hits of an LRU cache of `capacity` rows, as a doubly linked list with a sentinel."""
+    before = np.full(num_rows + 1, -1)
+    after = np.full(num_rows + 1, -1)
+    before[num_rows] = after[num_rows] = num_rows
+    hits = held = 0
+    for row in rows:
+        if after[row] >= 0:
+            hits += 1
+            after[before[row]], before[after[row]] = after[row], before[row]
+        elif held < capacity:
+            held += 1
+        else:
+            victim = before[num_rows]
+            before[num_rows] = before[victim]
+            after[before[victim]] = num_rows
+            after[victim] = before[victim] = -1
+        newest = after[num_rows]
+        before[row], after[row] = num_rows, newest
+        after[num_rows] = before[newest] = row
+    return hits
+
+
+def lru_rates(rows_SF: Rows) -> list[float]:
+    """LRU hit rates: a cache of 1 % of the ids in order and shuffled, then 10 % likewise."""
+    num_rows = int(rows_SF.max()) + 1
+    shuffled = np.random.default_rng(0).permutation(rows_SF)
+    return [
+        lru_hits(order.ravel(), num_rows, max(1, int(share * num_rows))) / rows_SF.size
+        for share in (0.01, 0.1)
+        for order in (rows_SF, shuffled)
+    ]
+
+
+HEADINGS = (
+    *("trace", "samples", "fields", "ids", "top .1%", "top 1%", "top 10%", "reuse", "distinct"),
+    *("LRU 1%", "1% shuf.", "LRU 10%", "10% shuf."),
+)
+
+
+def line(trace: Trace) -> tuple[str, ...]:
+    """One line of the table."""
+    samples, fields = trace.rows_SF.shape
+    ids = int(trace.rows_SF.max()) + 1
+    shares = top_shares(trace.rows_SF.ravel(), (0.001, 0.01, 0.1))
+    rates = [*shares, *batch_reuse(trace.rows_SF), *lru_rates(trace.rows_SF)]
+    counts = (f"{samples:,}", str(fields), f"{ids:,}")
+    return (trace.name, *counts, *(f"{rate:.3f}" for rate in rates))
+
+
+NOTES = """\
+ids: distinct ids among these samples; shares and caches are relative to them. reuse: share of a
+batch's distinct rows that the batch before had too; distinct: distinct rows per look-up, both in
+batches of 1024. LRU: hit rate of one cache over the look-ups in order, and with the samples
+shuffled. A twin is synthetic and has the field sizes of the real trace above it.
+"""
+
+
+def markdown(lines: list[tuple[str, ...]]) -> str:
+    """The results file: when, what, how, and the table."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    table = [HEADINGS, ("---",) * len(HEADINGS), *lines]
+    return (
+        f"# Synthetic traces beside real ones\n\n{datetime.now(UTC):%Y-%m-%d}, commit "
+        f"{commit.stdout.strip()}, `python -m benchmarks.generator {' '.join(sys.argv[1:])}`\n\n"
+        + "\n".join("| " + " | ".join(cells) + " |" for cells in table)
+        + f"\n\n{NOTES}"
+    )
+
+
+@click.command()
+@click.option("--data", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--samples", default=100 * BATCH, show_default=True, help="Samples of every trace.")
+def main(data: Path, samples: int) -> None:
+    lines = [line(trace) for trace in traces(data, samples)]
+    table = Table(*HEADINGS, title="Skew and reuse")
+    for cells in lines:
+        table.add_row(*cells)
+    Console(width=150).print(table)
+    path = RESULTS / f"generator-{datetime.now(UTC):%Y-%m-%d}.md"
+    path.write_text(markdown(lines))
+    click.echo(f"{NOTES}\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()
