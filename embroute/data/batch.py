@@ -19,7 +19,8 @@ class Batch:
     """Samples in order; the bag of sample s, field f is `rows[offsets[s*F+f] : offsets[s*F+f+1]]`.
 
     `rows` holds global row ids (`Schema.first_rows` plus the id in the table) or PADDING.
-    `dense` is samples x dense columns. `label` is empty where the data has none.
+    `dense` is samples x dense columns. `label` is empty where the data has none. `hot` is set by
+    regrouping: every row of every sample is in the hot set.
     """
 
     rows: npt.NDArray[np.int64]
@@ -27,6 +28,7 @@ class Batch:
     dense: npt.NDArray[np.float32]
     label: npt.NDArray[np.float32]
     num_fields: int
+    hot: bool = False
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // self.num_fields

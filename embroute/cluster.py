@@ -1,0 +1,220 @@
+"""A cluster: hosts and their links, where workers and shards sit, how fast workers compute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+GIGABIT = 1e9 / 8  # bytes per second
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and its link to the network; bytes between ranks of one host use no link."""
+
+    name: str
+    up_bytes_s: float
+    down_bytes_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker: its host, and how many times slower than the reference it computes."""
+
+    host: int
+    slowness: float = 1.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts, ranks on them, and what a step costs beside rows. Immutable."""
+
+    hosts: tuple[Host, ...]
+    workers: tuple[Worker, ...]
+    shards: tuple[int, ...]  # host of each shard
+    coordinator: int = 0  # host of the coordinator
+    compute_s_per_sample: float = 0.0
+    dense_bytes: float = 0.0
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the job."""
+        return len(self.workers)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the job."""
+        return len(self.shards)
+
+    @cached_property
+    def compute_s_W(self) -> npt.NDArray[np.float64]:
+        """Seconds a worker computes on one sample."""
+        return self.compute_s_per_sample * np.array([w.slowness for w in self.workers])
+
+    @cached_property
+    def host_W(self) -> npt.NDArray[np.intp]:
+        """Host of each worker."""
+        return np.array([worker.host for worker in self.workers], np.intp)
+
+    @cached_property
+    def crosses_WK(self) -> npt.NDArray[np.bool_]:
+        """Whether worker w and shard k sit on different hosts."""
+        return np.not_equal.outer(self.host_W, np.array(self.shards, np.intp))
+
+    @cached_property
+    def bytes_s_W(self) -> npt.NDArray[np.float64]:
+        """Bandwidth of a worker's link, of its slower direction."""
+        slow = [min(host.up_bytes_s, host.down_bytes_s) for host in self.hosts]
+        return np.array(slow)[self.host_W]
+
+    def only(self, workers: Sequence[int]) -> Cluster:
+        """The same cluster with some of its workers, in the given order."""
+        return replace(self, workers=tuple(self.workers[w] for w in workers))
+
+
+def _star(speeds_gbit: Sequence[float], shard_gbit: float) -> Cluster:
+    """One host per worker around one host with the shard and the coordinator."""
+    hosts = [Host("shard", shard_gbit * GIGABIT, shard_gbit * GIGABIT)]
+    hosts += [Host(f"w{i}", g * GIGABIT, g * GIGABIT) for i, g in enumerate(speeds_gbit)]
+    return Cluster(tuple(hosts), tuple(Worker(i + 1) for i in range(len(speeds_gbit))), (0,))
+
+
+def edge(n: int) -> Cluster:
+    """Half of the workers at 5 Gbit/s, half at 0.5, the shard host at 10."""
+    return _star([5.0] * (n - n // 2) + [0.5] * (n // 2), 10.0)
+
+
+def datacenter(n: int) -> Cluster:
+    """Workers at 100 Gbit/s each, the shard host too."""
+    return _star([100.0] * n, 100.0)
+
+
+def uneven(n: int) -> Cluster:
+    """The links of `edge`, and the last two machines compute half as fast."""
+    cluster = edge(n)
+    slow = [replace(w, slowness=2.0) if i >= n - 2 else w for i, w in enumerate(cluster.workers)]
+    return replace(cluster, workers=tuple(slow))
+
+
+def colocated(n: int) -> Cluster:
+    """Every host at 10 Gbit/s carries a worker and a shard."""
+    hosts = tuple(Host(f"h{i}", 10 * GIGABIT, 10 * GIGABIT) for i in range(n))
+    return Cluster(hosts, tuple(Worker(i) for i in range(n)), tuple(range(n)))
+
+
+PRESETS: Mapping[str, Callable[[int], Cluster]] = {
+    "edge": edge,
+    "dc": datacenter,
+    "uneven": uneven,
+    "colo": colocated,
+}
+
+
+def open_cluster(text: str) -> Cluster:
+    """A preset such as `edge-8` (any number of workers), or a YAML file (docs/cluster.md)."""
+    match = re.fullmatch(r"([a-z]+)-(\d+)", text)
+    if match and match.group(1) in PRESETS:
+        count = int(match.group(2))
+        if not 1 <= count <= 1024:
+            raise ValueError(f"--network {text}: between 1 and 1024 workers, got {count}")
+        return PRESETS[match.group(1)](count)
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return read_cluster(path)
+    names = ", ".join(f"{name}-N" for name in PRESETS)
+    raise ValueError(f"--network {text!r}: neither a preset ({names}) nor a YAML file that exists")
+
+
+_RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def _quantity(where: str, value: object, units: Mapping[str, float]) -> float:
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]+)(/s)?\s*", str(value))
+    if not match or match.group(2).lower() not in units:
+        raise ValueError(
+            f"{where}: expected a number with one of {', '.join(units)}, got {value!r}"
+        )
+    return float(match.group(1)) * units[match.group(2).lower()]
+
+
+def _mapping(where: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected a mapping, got {value!r}")
+    return {str(key): item for key, item in value.items()}
+
+
+def _known(where: str, given: Mapping[str, object], names: set[str]) -> None:
+    unknown = sorted(set(given) - names)
+    if unknown:
+        raise ValueError(f"{where}: unknown key {unknown[0]!r} (known: {', '.join(sorted(names))})")
+
+
+def _read_host(path: Path, name: str, value: object) -> Host:
+    where = f"{path}: hosts: {name}"
+    given = _mapping(where, value)
+    _known(where, given, {"link", "up", "down", "latency"})
+    link = given.get("link")
+    rates = []
+    for side in ("up", "down"):
+        if side not in given and link is None:
+            raise ValueError(f"{where}: needs 'link' or both 'up' and 'down'")
+        rates.append(_quantity(f"{where}: {side}", given.get(side, link), _RATES))
+        if rates[-1] <= 0:
+            raise ValueError(f"{where}: {side}: a link needs a rate above 0")
+    latency = _quantity(f"{where}: latency", given.get("latency", "0s"), _TIMES)
+    return Host(name, rates[0], rates[1], latency)
+
+
+def _host_index(where: str, hosts: Sequence[Host], name: object) -> int:
+    for index, host in enumerate(hosts):
+        if host.name == str(name):
+            return index
+    raise ValueError(f"{where}: no host {name!r} (hosts: {', '.join(h.name for h in hosts)})")
+
+
+def _read_worker(where: str, hosts: Sequence[Host], value: object) -> Worker:
+    if not isinstance(value, dict):
+        return Worker(_host_index(where, hosts, value))
+    given = _mapping(where, value)
+    _known(where, given, {"host", "slowness"})
+    slowness = given.get("slowness", 1.0)
+    if not isinstance(slowness, int | float) or slowness <= 0:
+        raise ValueError(f"{where}: slowness must be a number above 0, got {slowness!r}")
+    return Worker(_host_index(where, hosts, given.get("host")), float(slowness))
+
+
+def _sequence(where: str, value: object) -> list[object]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{where}: expected a list that is not empty, got {value!r}")
+    return value
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file: `hosts`, `workers`, `shards`, and optionally `coordinator`."""
+    try:
+        given = _mapping(str(path), yaml.safe_load(path.read_text()))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    _known(str(path), given, {"hosts", "workers", "shards", "coordinator"})
+    named = _mapping(f"{path}: hosts", given.get("hosts"))
+    hosts = [_read_host(path, name, value) for name, value in named.items()]
+    workers = [
+        _read_worker(f"{path}: workers[{i}]", hosts, value)
+        for i, value in enumerate(_sequence(f"{path}: workers", given.get("workers")))
+    ]
+    shards = [
+        _host_index(f"{path}: shards[{i}]", hosts, value)
+        for i, value in enumerate(_sequence(f"{path}: shards", given.get("shards")))
+    ]
+    home = given.get("coordinator", hosts[shards[0]].name)
+    coordinator = _host_index(f"{path}: coordinator", hosts, home)
+    return Cluster(tuple(hosts), tuple(workers), tuple(shards), coordinator)

@@ -1,0 +1,179 @@
+"""Prices: the bytes of a record, what a step moved, and what that costs on a cluster.
+
+Axes: W workers, K shards, I kinds of transfer, P phases, X kinds of record, A arenas, H hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cluster import Cluster
+from embroute.kernels.codes import (
+    EARLY,
+    EVICT_PUSH,
+    LATE,
+    LAZY,
+    MISS_PULL,
+    STALE_PULL,
+    UPDATE_PUSH,
+    URGENT,
+)
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+FLOAT_BYTES = 4
+INDEX_BYTES = 4  # a slot, an offset or an entry of a list in a plan
+KIND_NAMES = ("miss_pull", "stale_pull", "update_push", "evict_push")
+PULLS, PUSHES = (MISS_PULL, STALE_PULL), (UPDATE_PUSH, EVICT_PUSH)
+
+# Floats of optimizer state that a row of width w carries. Adam counts steps per table, not per row.
+OPTIMIZERS: Mapping[str, Callable[[int], int]] = {
+    "sgd": lambda width: 0,
+    "adagrad": lambda width: width,
+    "rowwise-adagrad": lambda width: 1,
+    "adam": lambda width: 2 * width,
+}
+
+
+def record_bytes(widths: tuple[int, ...], optimizer: str) -> I64:
+    """Bytes of each kind of record per width: value, value and state, gradient, delta."""
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"--optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+    value = np.array(widths, np.int64)
+    whole = value + np.array([OPTIMIZERS[optimizer](width) for width in widths], np.int64)
+    sizes: I64 = FLOAT_BYTES * np.stack([value, whole, value, whole])
+    return sizes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a step, or a span of steps, moves."""
+
+    rows_WKIP: I64
+    bytes_WKIP: I64
+    samples_W: I64
+    sample_bytes_W: I64  # labels, dense features, slots
+    plan_bytes_W: I64  # lists of transfers for the worker
+    plan_bytes_K: I64  # and for the shards
+    hot_rows: int = 0  # distinct rows whose gradients are all-reduced
+    hot_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.rows_WKIP + other.rows_WKIP,
+            self.bytes_WKIP + other.bytes_WKIP,
+            self.samples_W + other.samples_W,
+            self.sample_bytes_W + other.sample_bytes_W,
+            self.plan_bytes_W + other.plan_bytes_W,
+            self.plan_bytes_K + other.plan_bytes_K,
+            self.hot_rows + other.hot_rows,
+            self.hot_bytes + other.hot_bytes,
+        )
+
+
+def ring_share(cluster: Cluster) -> float:
+    """Times its size that an all-reduced buffer leaves, and enters, each worker's link."""
+    n = cluster.num_workers
+    return 2 * (n - 1) / n if len(set(cluster.host_W.tolist())) > 1 else 0.0
+
+
+def link_rates(cluster: Cluster) -> tuple[F64, F64]:
+    """Bytes per second up and down of each worker's link."""
+    up = np.array([host.up_bytes_s for host in cluster.hosts])
+    down = np.array([host.down_bytes_s for host in cluster.hosts])
+    return up[cluster.host_W], down[cluster.host_W]
+
+
+def transfer_cost_W(bytes_WKI: I64, cluster: Cluster) -> F64:
+    """Seconds each worker's link is busy with rows to and from shards, both directions added."""
+    crossing_WI = (bytes_WKI * cluster.crosses_WK[:, :, None]).sum(1)
+    up, down = link_rates(cluster)
+    pull_s: F64 = crossing_WI[:, list(PULLS)].sum(1) / down
+    push_s: F64 = crossing_WI[:, list(PUSHES)].sum(1) / up
+    return pull_s + push_s
+
+
+def allreduce_cost_W(hot_bytes: float, cluster: Cluster) -> F64:
+    """Seconds each worker's link is busy with all-reduced rows, both directions added."""
+    up, down = link_rates(cluster)
+    return ring_share(cluster) * hot_bytes * (1 / up + 1 / down)
+
+
+def transmission_cost(traffic: Traffic, cluster: Cluster) -> float:
+    """The papers' objective: sum over workers of row bytes over bandwidth, in seconds."""
+    rows = transfer_cost_W(traffic.bytes_WKIP.sum(3), cluster)
+    return float((rows + allreduce_cost_W(traffic.hot_bytes, cluster)).sum())
+
+
+def _host_bytes(traffic: Traffic, cluster: Cluster, phases: tuple[int, ...]) -> tuple[F64, F64]:
+    """Row bytes that leave and enter each host in the given phases."""
+    bytes_WKI = traffic.bytes_WKIP[:, :, :, list(phases)].sum(3) * cluster.crosses_WK[:, :, None]
+    pull_WK = bytes_WKI[:, :, list(PULLS)].sum(2)
+    push_WK = bytes_WKI[:, :, list(PUSHES)].sum(2)
+    up_H, down_H = np.zeros(len(cluster.hosts)), np.zeros(len(cluster.hosts))
+    shards = np.array(cluster.shards, np.intp)
+    np.add.at(up_H, cluster.host_W, push_WK.sum(1))
+    np.add.at(down_H, cluster.host_W, pull_WK.sum(1))
+    np.add.at(up_H, shards, pull_WK.sum(0))
+    np.add.at(down_H, shards, push_WK.sum(0))
+    return up_H, down_H
+
+
+def _control_bytes(traffic: Traffic, cluster: Cluster) -> tuple[F64, F64]:
+    """Bytes of samples and plans that leave the coordinator's host and enter the others."""
+    up_H, down_H = np.zeros(len(cluster.hosts)), np.zeros(len(cluster.hosts))
+    np.add.at(down_H, cluster.host_W, traffic.sample_bytes_W + traffic.plan_bytes_W)
+    np.add.at(down_H, np.array(cluster.shards, np.intp), traffic.plan_bytes_K)
+    down_H[cluster.coordinator] = 0
+    up_H[cluster.coordinator] = down_H.sum()
+    return up_H, down_H
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step's time and where each worker spends it, in seconds. Axis W: workers."""
+
+    total_s: float
+    compute_W: F64
+    early_W: F64
+    urgent_W: F64
+    late_W: F64
+    allreduce_s: float
+    shard_s: float  # the busiest shard link, which no schedule can beat
+
+
+def _link_seconds(up_H: F64, down_H: F64, cluster: Cluster) -> F64:
+    """Time of each host's link: both directions at once, plus its latency if anything moves."""
+    rate_up = np.array([host.up_bytes_s for host in cluster.hosts])
+    rate_down = np.array([host.down_bytes_s for host in cluster.hosts])
+    latency = np.array([host.latency_s for host in cluster.hosts])
+    busy = np.maximum(up_H / rate_up, down_H / rate_down)
+    return np.where(busy > 0, busy + latency, 0.0)
+
+
+def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
+    """What a person waits for:
+
+    max_j(max(compute_j, early_j) + urgent_j) + max_j late_j + all-reduce, and never less than the
+    busiest shard link. Lazy pushes, samples and plans travel beside compute, with the early ones.
+    """
+    early_up, early_down = _host_bytes(traffic, cluster, (EARLY, LAZY))
+    control_up, control_down = _control_bytes(traffic, cluster)
+    early_H = _link_seconds(early_up + control_up, early_down + control_down, cluster)
+    urgent_H = _link_seconds(*_host_bytes(traffic, cluster, (URGENT,)), cluster)
+    late_H = _link_seconds(*_host_bytes(traffic, cluster, (LATE,)), cluster)
+    compute_W = traffic.samples_W * cluster.compute_s_W
+    early_W, urgent_W, late_W = (times[cluster.host_W] for times in (early_H, urgent_H, late_H))
+    reduced = ring_share(cluster) * (cluster.dense_bytes + traffic.hot_bytes)
+    allreduce_s = float(reduced / cluster.bytes_s_W.min())
+    total = float((np.maximum(compute_W, early_W) + urgent_W).max() + late_W.max()) + allreduce_s
+    every_phase = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
+    all_up, all_down = every_phase[0] + control_up, every_phase[1] + control_down
+    shard_s = float(_link_seconds(all_up, all_down, cluster)[list(cluster.shards)].max())
+    total = max(total, shard_s)
+    return StepTime(total, compute_W, early_W, urgent_W, late_W, allreduce_s, shard_s)

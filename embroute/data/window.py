@@ -1,0 +1,108 @@
+"""What a decision may look at: the current batch, the next L, and when rows are used again."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.batch import Batch
+from embroute.kernels.distinct import Ring, distinct, link
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A batch with its distinct rows. Axis U: distinct rows in order of their first look-up."""
+
+    step: int
+    batch: Batch
+    rows_U: npt.NDArray[np.int64]
+    unique_of_lookup: npt.NDArray[np.int32]
+    before_U: npt.NDArray[np.int32]  # step of the use before this one, -1 if none is known
+    later_U: npt.NDArray[np.int32]  # step of the next use within the window, or NEVER
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a step's decisions see: the batch of the step and the batches after it."""
+
+    step: int
+    now: Indexed
+    ahead: tuple[Indexed, ...]
+
+
+class Horizon:
+    """Turns a stream of batches into windows of the current batch and the next `lookahead`.
+
+    At least one batch is looked ahead: whether an update is urgent depends on the next step.
+    """
+
+    def __init__(self, num_rows: int, lookahead: int) -> None:
+        self.lookahead = max(1, lookahead)
+        self._ring = Ring(
+            np.zeros(num_rows, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32)
+        )
+        self._waiting: deque[tuple[Indexed, int]] = deque()
+        self._next_step = 0
+        self._base = 0
+        self._oldest = 0
+        self._kept: deque[int] = deque()
+
+    @property
+    def full(self) -> bool:
+        """Whether the next window is complete without another batch."""
+        return len(self._waiting) > self.lookahead
+
+    @property
+    def empty(self) -> bool:
+        """Whether no batch is left to decide."""
+        return not self._waiting
+
+    def push(self, batch: Batch) -> None:
+        """Let a batch enter the window at its far end."""
+        lookups = len(batch.rows)
+        table = np.zeros(1 << max(4, (2 * lookups - 1).bit_length()), np.int32)
+        rows_U = np.empty(lookups, np.int64)
+        unique_of_lookup = np.empty(lookups, np.int32)
+        count = distinct(batch.rows, table, rows_U, unique_of_lookup)
+        rows_U = rows_U[:count].copy()
+        self._grow(count)
+        before_U = link(self._ring, rows_U, self._next_step, self._base, self._oldest)
+        later_U = np.empty(0, np.int32)
+        entry = Indexed(self._next_step, batch, rows_U, unique_of_lookup, before_U, later_U)
+        self._waiting.append((entry, self._base))
+        self._next_step += 1
+        self._base += count
+
+    def pop(self) -> Window:
+        """The window of the next step; its batch leaves the horizon."""
+        entry, base = self._waiting.popleft()
+        later_U = self._slice(self._ring.later_G, base, len(entry.rows_U))
+        ahead = tuple(waiting for waiting, _ in self._waiting)
+        # The step just popped stays in the ring for one more: the next step asks about it.
+        self._kept.append(base)
+        if len(self._kept) > 2:
+            self._kept.popleft()
+        self._oldest = self._kept[0]
+        return Window(entry.step, replace(entry, later_U=later_U), ahead)
+
+    def _slice(
+        self, values_G: npt.NDArray[np.int32], base: int, count: int
+    ) -> npt.NDArray[np.int32]:
+        positions = np.arange(base, base + count) & (len(values_G) - 1)
+        return np.take(values_G, positions)
+
+    def _grow(self, count: int) -> None:
+        """Make room for `count` more positions; those in use keep their number."""
+        needed = self._base + count - self._oldest
+        if needed <= len(self._ring.step_G):
+            return
+        size = 1 << (2 * needed - 1).bit_length()
+        used = np.arange(self._oldest, self._base)
+        old = len(self._ring.step_G) - 1
+        step_G, later_G = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        step_G[used & (size - 1)] = self._ring.step_G[used & old]
+        later_G[used & (size - 1)] = self._ring.later_G[used & old]
+        self._ring = Ring(self._ring.seen_R, step_G, later_G)

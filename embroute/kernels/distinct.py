@@ -1,0 +1,77 @@
+"""Distinct rows of a batch, and how the uses of a row follow each other over batches.
+
+Axes: U distinct rows of a batch, R all rows, G positions in the ring of recent distinct rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.codes import NEVER
+from embroute.kernels.jit import kernel
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def distinct(rows: I64, table: I32, rows_U: I64, unique_of_lookup: I32) -> int:
+    """Number of distinct rows, in order of first look-up; padding look-ups get -1.
+
+    `table` is zeroed scratch whose length is a power of two, at least twice the look-ups.
+    """
+    mask = len(table) - 1
+    bits = 0
+    while (1 << bits) < len(table):
+        bits += 1
+    shift = np.uint64(64 - bits)
+    count = 0
+    for i in range(len(rows)):
+        row = rows[i]
+        if row < 0:
+            unique_of_lookup[i] = -1
+            continue
+        place = np.int64((np.uint64(row) * _GOLDEN) >> shift)
+        while table[place] != 0 and rows_U[table[place] - 1] != row:
+            place = (place + 1) & mask
+        if table[place] == 0:
+            rows_U[count] = row
+            count += 1
+            table[place] = count
+        unique_of_lookup[i] = table[place] - 1
+    return count
+
+
+class Ring(NamedTuple):
+    """The distinct rows of the last batches, one after the other; position g is at g & mask."""
+
+    seen_R: I64  # position of the row's latest use, plus one
+    step_G: I32
+    later_G: I32  # step of the next use of the same row
+
+
+@kernel
+def link(ring: Ring, rows_U: I64, step: int, base: int, oldest: int) -> I32:
+    """Append a batch at position `base`; returns the step of each row's use before, or -1.
+
+    Positions before `oldest` have left the ring.
+    """
+    mask = len(ring.step_G) - 1
+    before_U = np.empty(len(rows_U), np.int32)
+    for u in range(len(rows_U)):
+        row = rows_U[u]
+        last = ring.seen_R[row] - 1
+        before_U[u] = -1
+        if last >= oldest:
+            before_U[u] = ring.step_G[last & mask]
+            ring.later_G[last & mask] = step
+        here = base + u
+        ring.seen_R[row] = here + 1
+        ring.step_G[here & mask] = step
+        ring.later_G[here & mask] = NEVER
+    return before_U

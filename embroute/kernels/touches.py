@@ -1,0 +1,100 @@
+"""Who touches what: samples grouped by worker, and the distinct (worker, row) pairs of a step.
+
+Axes: S samples, W workers, U distinct rows, T touches (worker-major, then first look-up).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.jit import kernel
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+class Lookups(NamedTuple):
+    """A batch as the brain sees it: look-ups of sample s are offsets[s] to offsets[s + 1]."""
+
+    unique_of_lookup: I32
+    sample_offsets: I64
+
+
+class Touches(NamedTuple):
+    """Distinct (worker, row) pairs, and both ways to walk them."""
+
+    first_W: I64  # touches of worker w are first_W[w] to first_W[w + 1]
+    worker_T: I32
+    unique_T: I32
+    first_U: I64  # touches of row u, in worker order, are of_row_T[first_U[u] : first_U[u + 1]]
+    of_row_T: I32
+    sample_order_S: I32  # samples by worker, each worker's in batch order
+    touch_of_lookup: I32  # in sample_order_S; -1 for padding
+
+
+@kernel
+def group(key: I32, num_groups: int) -> tuple[I64, I32]:
+    """Counting sort: first index of each group and the stable order."""
+    first = np.zeros(num_groups + 1, np.int64)
+    for i in range(len(key)):
+        first[key[i] + 1] += 1
+    for g in range(num_groups):
+        first[g + 1] += first[g]
+    order = np.empty(len(key), np.int32)
+    filled = first.copy()
+    for i in range(len(key)):
+        order[filled[key[i]]] = i
+        filled[key[i]] += 1
+    return first, order
+
+
+@kernel
+def _touch_sample(lookups: Lookups, sample: int, at: I64, of_U: I32, out: Touches) -> None:
+    """Append the touches of one sample; `at` holds: look-up, touch, first touch of the worker."""
+    for i in range(lookups.sample_offsets[sample], lookups.sample_offsets[sample + 1]):
+        u = lookups.unique_of_lookup[i]
+        touch = -1
+        if u >= 0:
+            touch = of_U[u]
+            if touch < at[2]:
+                touch = at[1]
+                of_U[u] = touch
+                out.unique_T[touch] = u
+                at[1] += 1
+        out.touch_of_lookup[at[0]] = touch
+        at[0] += 1
+
+
+@kernel
+def touches(
+    lookups: Lookups, worker_S: I32, num_workers: int, num_unique: int, everywhere: I32
+) -> Touches:
+    """Touches of a dispatch; the rows listed in `everywhere` are touched by all workers."""
+    first_sample_W, order_S = group(worker_S, num_workers)
+    most = len(lookups.unique_of_lookup) + len(everywhere) * num_workers
+    worker_T = np.empty(most, np.int32)
+    unique_T = np.empty(most, np.int32)
+    of_lookup = np.empty(len(lookups.unique_of_lookup), np.int32)
+    first_W = np.zeros(num_workers + 1, np.int64)
+    none = np.zeros(0, np.int32)
+    out = Touches(first_W, worker_T, unique_T, first_W, none, order_S, of_lookup)
+    of_U = np.full(num_unique, -1, np.int32)
+    at = np.zeros(3, np.int64)
+    for w in range(num_workers):
+        at[2] = at[1]
+        for s in range(first_sample_W[w], first_sample_W[w + 1]):
+            _touch_sample(lookups, order_S[s], at, of_U, out)
+        for u in everywhere:
+            if of_U[u] < at[2]:
+                unique_T[at[1]] = u
+                at[1] += 1
+        worker_T[at[2] : at[1]] = w
+        first_W[w + 1] = at[1]
+    unique_T = unique_T[: at[1]].copy()
+    first_U, of_row_T = group(unique_T, num_unique)
+    return Touches(
+        first_W, worker_T[: at[1]].copy(), unique_T, first_U, of_row_T, order_S, of_lookup
+    )

@@ -1,0 +1,207 @@
+"""Every policy by name, and the parts they are made of. A new system is one more entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from embroute.config import (
+    Call,
+    bind,
+    parse_call,
+    parse_int,
+    parse_number,
+    parse_size,
+    split_outside,
+)
+from embroute.data.batch import Batch
+from embroute.policy.dispatch.block import block, robin
+from embroute.policy.dispatch.esd import esd
+from embroute.policy.dispatch.herald import herald
+from embroute.policy.evict.clairvoyant import clairvoyant
+from embroute.policy.evict.recency import lfu, light_lfu, lru
+from embroute.policy.parts import Dispatch, Evict, Policy, Regroup, Sync
+from embroute.policy.regroup.hot_cold import Schedule, regroup
+from embroute.policy.regroup.hot_set import by_count, by_theory
+from embroute.policy.state import State
+from embroute.policy.sync.bounded import bounded
+from embroute.policy.sync.on_demand import on_demand, until_last_use
+from embroute.policy.sync.replicated import always_replicated, swapped
+from embroute.policy.sync.write_through import uncached, write_through
+
+Options = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name of the catalog: what it makes, its options in order, and a line for the help."""
+
+    make: Callable[[Options], object]
+    options: tuple[str, ...]
+    about: str
+
+
+def _order(options: Options) -> Evict:
+    orders = {"lru": lru, "lfu": lfu, "light-lfu": light_lfu}
+    name = options.get("order", "lru")
+    if name not in orders:
+        raise ValueError(f"order must be one of {', '.join(orders)}, got {name!r}")
+    return orders[name]()
+
+
+def _herald(options: Options) -> Dispatch:
+    tables = options.get("tables", "all")
+    ties = options.get("ties", "rotate")
+    if ties not in ("rotate", "first"):
+        raise ValueError(f"herald: ties must be rotate or first, got {ties!r}")
+    return herald(0 if tables == "all" else parse_int("herald: tables", tables, 1), ties)
+
+
+def _esd(options: Options) -> Dispatch:
+    return esd(parse_number("esd: alpha", options.get("alpha", "1"), 0, 1))
+
+
+def _bound(options: Options) -> int:
+    return parse_int("het: bound", options.get("bound", "100"), 0)
+
+
+def _lookahead(options: Options, default: str) -> int:
+    return parse_int("lookahead", options.get("lookahead", default), 1, 10_000)
+
+
+DISPATCHES: Mapping[str, Entry] = {
+    "block": Entry(lambda o: block(), (), "samples dealt in blocks"),
+    "robin": Entry(lambda o: robin(), (), "samples dealt one by one"),
+    "herald": Entry(_herald, ("tables", "ties"), "to the worker with most rows up to date"),
+    "esd": Entry(_esd, ("alpha",), "lowest expected transmission cost"),
+}
+SYNCS: Mapping[str, Entry] = {
+    "none": Entry(lambda o: uncached(), (), "pull everything, push everything"),
+    "write-through": Entry(lambda o: write_through(), (), "every update pushed at once"),
+    "on-demand": Entry(lambda o: on_demand(), (), "pushed when another worker needs the row"),
+    "het": Entry(lambda o: bounded(_bound(o)), ("bound",), "bounded staleness"),
+    "until-last-use": Entry(
+        lambda o: until_last_use(_lookahead(o, "200")), ("lookahead",), "kept within the window"
+    ),
+}
+EVICTS: Mapping[str, Entry] = {
+    "lru": Entry(lambda o: lru(), (), "least recently used"),
+    "lfu": Entry(lambda o: lfu(), (), "least frequently used"),
+    "light-lfu": Entry(lambda o: light_lfu(), (), "ten frequency buckets"),
+    "clairvoyant": Entry(
+        lambda o: clairvoyant(_lookahead(o, "20")), ("lookahead",), "needed last in the window"
+    ),
+}
+
+
+def _regroup(name: str, options: Options, rate: float, samples: int) -> Regroup:
+    """Hot and cold batches, the hot set by counts (fae) or by theory (scars)."""
+    hot = parse_size(f"{name}: hot", options["hot"]) if "hot" in options else None
+    seed = parse_int(f"{name}: seed", options.get("seed", "0"), 0)
+    buffer = parse_int(f"{name}: buffer", options.get("buffer", "32"), 2)
+    schedule = Schedule(rate, buffer, seed)
+
+    def stream(batches: Iterator[Batch], state: State, batch_size: int) -> Iterator[Batch]:
+        return regroup(batches, state, batch_size, schedule)
+
+    choose = by_count(hot) if name == "fae" else by_theory(hot, samples)
+    return Regroup(name, choose, stream)
+
+
+def _fae(options: Options) -> Policy:
+    rate = parse_number("fae: rate", options.get("rate", "50"), 1, 100)
+    return Policy("fae", block(), swapped(), lru(), _regroup("fae", options, rate, 0))
+
+
+def _scars(options: Options) -> Policy:
+    samples = parse_int("scars: samples", options.get("samples", "128"), 1)
+    stage = _regroup("scars", options, 100, samples)
+    return Policy("scars", block(), always_replicated(), lru(), stage)
+
+
+def _bagpipe(options: Options) -> Policy:
+    lookahead = _lookahead(options, "200")
+    return Policy("bagpipe", block(), until_last_use(lookahead), clairvoyant(lookahead))
+
+
+def _unbounded(options: Options) -> Policy:
+    return replace(make_policy(options.get("of", "vanilla")), unbounded=True)
+
+
+SYSTEMS: Mapping[str, Entry] = {
+    "nocache": Entry(
+        lambda o: Policy("nocache", block(), uncached(), lru()), (), "a plain parameter server"
+    ),
+    "vanilla": Entry(
+        lambda o: Policy("vanilla", block(), write_through(), lru()), (), "the yardstick"
+    ),
+    "het": Entry(
+        lambda o: Policy("het", robin(), bounded(_bound(o)), _order(o)),
+        ("bound", "order"),
+        "HET: bounded staleness (inexact)",
+    ),
+    "herald": Entry(
+        lambda o: Policy("herald", _herald(o), on_demand(), lru()),
+        ("tables", "ties"),
+        "Herald: samples to their rows",
+    ),
+    "esd": Entry(
+        lambda o: Policy("esd", _esd(o), on_demand(), lru()),
+        ("alpha",),
+        "ESD: lowest expected cost on unequal links",
+    ),
+    "fae": Entry(_fae, ("hot", "rate", "seed", "buffer"), "FAE: hot and cold batches"),
+    "scars": Entry(_scars, ("hot", "samples", "seed", "buffer"), "SCARS: hot set chosen by theory"),
+    "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
+    "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
+}
+
+
+def _make(kind: str, entries: Mapping[str, Entry], call: Call) -> object:
+    if call.name not in entries:
+        raise ValueError(f"no {kind} {call.name!r} (there are {', '.join(entries)})")
+    entry = entries[call.name]
+    return entry.make(bind(call, entry.options))
+
+
+def _from_parts(text: str, parts: list[str]) -> Policy:
+    """A mix such as `dispatch=esd sync=het(10) evict=clairvoyant`."""
+    given = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or key not in ("dispatch", "sync", "evict", "workers"):
+            raise ValueError(
+                f"--policy {text!r}: expected dispatch=, sync=, evict= or workers=, got {part!r}"
+            )
+        if key in given:
+            raise ValueError(f"--policy {text!r}: {key} is given twice")
+        given[key] = value
+    dispatch = _make("dispatch", DISPATCHES, parse_call(given.get("dispatch", "block")))
+    sync = _make("sync", SYNCS, parse_call(given.get("sync", "on-demand")))
+    evict = _make("evict", EVICTS, parse_call(given.get("evict", "lru")))
+    assert isinstance(dispatch, Dispatch)
+    assert isinstance(sync, Sync)
+    assert isinstance(evict, Evict)
+    if not sync.caches and dispatch.looks_at_caches:
+        raise ValueError(
+            f"--policy {text!r}: dispatch={dispatch.name} prefers workers by what they have "
+            f"cached, and sync=none caches nothing; use dispatch=block"
+        )
+    if not sync.caches and "evict" in given:
+        raise ValueError(f"--policy {text!r}: sync=none caches nothing, so evict= has no meaning")
+    return Policy(text, dispatch, sync, evict, workers=given.get("workers", "all"))
+
+
+def make_policy(text: str) -> Policy:
+    """The policy of a name such as `esd(1)`, `esd(1, workers=fast)`, or of a mix of parts."""
+    parts = [part for part in split_outside(text, " ") if part]
+    if not parts:
+        raise ValueError("--policy: expected a name, got an empty text")
+    if "=" in parts[0].split("(")[0]:
+        return _from_parts(text, parts)
+    call = parse_call(text)
+    workers = call.options.get("workers", "all")
+    options = {key: value for key, value in call.options.items() if key != "workers"}
+    policy = _make("policy", SYSTEMS, Call(call.name, call.args, options))
+    assert isinstance(policy, Policy)
+    return replace(policy, name=text, workers=workers)

@@ -1,0 +1,172 @@
+"""The brain's two verbs: `plan_step` decides a step without changing anything, `advance` does."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.window import Window
+from embroute.kernels.apply import clean, count_lookups, drop, occupy, settle, tick
+from embroute.kernels.caches import (
+    RETURNED,
+    Caches,
+    Moves,
+    Placement,
+    Request,
+    copies,
+    mark,
+    move,
+    place,
+)
+from embroute.kernels.codes import FREE, PINNED
+from embroute.kernels.touches import Lookups, touches
+from embroute.kernels.transfers import (
+    Decision,
+    StepRows,
+    evictions,
+    pulls,
+    returns,
+    updates,
+)
+from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
+from embroute.policy.laws import check
+from embroute.policy.parts import Extra, Policy, Scene, View
+from embroute.policy.plan import Plan
+from embroute.policy.setup import Setup
+from embroute.policy.state import State
+
+I32 = npt.NDArray[np.int32]
+
+
+def _step_rows(window: Window, extra: Extra, setup: Setup) -> StepRows:
+    """The batch's distinct rows, then the rows that a sync adds."""
+    now = window.now
+    if not len(extra.rows):
+        return StepRows(
+            now.rows_U, now.before_U, now.later_U, setup.arena_of(now.rows_U), window.step
+        )
+    rows_U = np.concatenate([now.rows_U, extra.rows])
+    # Added rows move at a swap, which waits for the step before.
+    before_U = np.full(len(rows_U), window.step - 1, np.int32)
+    before_U[: len(now.before_U)] = now.before_U
+    later_U = np.full(len(rows_U), -1, np.int32)
+    later_U[: len(now.later_U)] = now.later_U
+    return StepRows(rows_U, before_U, later_U, setup.arena_of(rows_U), window.step)
+
+
+def _place(policy: Policy, scene: Scene, decision: Decision) -> Placement:
+    """Slots for all touches; a cache that cannot hold one step's rows is the user's to enlarge."""
+    caches, rows = scene.state.caches, scene.rows
+    order = policy.evict.order(rows.step)
+    request = Request(
+        scene.touches, decision.need_T, scene.copies_UW, rows.arena_U, order, rows.step
+    )
+    placement = place(caches, scene.state.lists, request)
+    worker, arena = placement.short
+    if worker < 0:
+        return placement
+    first, last = scene.touches.first_W[worker : worker + 2]
+    needed = int((rows.arena_U[scene.touches.unique_T[first:last]] == arena).sum())
+    pinned = ""
+    if len(scene.state.hot_R):
+        hot = int(scene.state.hot_R.sum())
+        needed = int((~scene.state.hot_R[rows.rows_U[scene.touches.unique_T[first:last]]]).sum())
+        needed, pinned = needed + hot, f" ({hot} of them replicated)"
+    setup = scene.state.setup
+    raise ValueError(
+        f"--cache {setup.cache}: worker {worker} needs {needed} rows of width "
+        f"{setup.arenas[arena]}{pinned} in step {rows.step}, its cache holds "
+        f"{caches.capacity_WA[worker, arena]}"
+    )
+
+
+def _moves(policy: Policy, scene: Scene, decision: Decision, placement: Placement) -> Moves:
+    """Where touched copies go in the eviction order; dropped ones are free, hot ones stay."""
+    moves = policy.evict.moves(scene, decision, placement)
+    hot_R, worker_T = scene.state.hot_R, scene.touches.worker_T
+    if len(hot_R):
+        hot_T = hot_R[scene.rows.rows_U[scene.touches.unique_T]]
+        moves = _append(moves, scene, placement, np.flatnonzero(hot_T), PINNED)
+    if decision.drop_T.any() and len(worker_T):
+        moves = _append(moves, scene, placement, np.flatnonzero(decision.drop_T), FREE)
+    return moves
+
+
+def _append(
+    moves: Moves, scene: Scene, placement: Placement, chosen: npt.NDArray[np.intp], bucket: int
+) -> Moves:
+    """Let the chosen touches end in a bucket, whatever the order said before."""
+    touched = scene.touches
+    return Moves(
+        np.concatenate([moves.worker, touched.worker_T[chosen]]),
+        np.concatenate([moves.slot, placement.slot_T[chosen]]),
+        np.concatenate([moves.arena, scene.rows.arena_U[touched.unique_T[chosen]]]),
+        np.concatenate([moves.bucket, np.full(len(chosen), bucket, np.int32)]),
+    )
+
+
+def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
+    """Deal the samples and list the touches."""
+    extra = policy.sync.extra(window, state)
+    rows = _step_rows(window, extra, state.setup)
+    copies_UW = copies(state.caches.cell_RW, rows.rows_U)
+    now = window.now
+    quotas_W = state.setup.quotas(len(now.batch))
+    seen_UW = copies_UW
+    if policy.dispatch.looks_at_caches:
+        seen_UW = policy.sync.readable(state, rows, copies_UW)
+    worker_S = policy.dispatch.choose(View(window, state, rows, seen_UW, quotas_W))
+    lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
+    touched = touches(
+        lookups, worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
+    )
+    return Scene(window, state, rows, copies_UW, touched), worker_S
+
+
+def plan_step(policy: Policy, window: Window, state: State) -> Plan:
+    """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
+    scene, worker_S = _look(policy, window, state)
+    decision = policy.sync.decide(scene)
+    caches: Caches = state.caches
+    rows, touched = scene.rows, scene.touches
+    home = returns(caches, rows, decision, scene.copies_UW)
+    mark(caches.mark_WC, home.worker, home.slot, RETURNED, rows.step)
+    placement = _place(policy, scene, decision)
+    lazy = not policy.exact
+    plan = Plan(
+        step=window.step,
+        now=window.now,
+        worker_S=worker_S,
+        rows=rows,
+        touches=touched,
+        decision=decision,
+        placement=placement,
+        returns=home,
+        evictions=evictions(caches, rows, touched, placement, decision.record, lazy),
+        pulls=pulls(caches, rows, touched, decision, placement),
+        updates=updates(rows, touched, decision, placement),
+        moves=_moves(policy, scene, decision, placement),
+    )
+    check(plan, state, policy)
+    return plan
+
+
+def advance(state: State, plan: Plan) -> None:
+    """Carry a plan out on the state. The only function that changes it."""
+    caches, rows, touched = state.caches, plan.rows, plan.touches
+    if len(state.clocks.global_R):
+        pushed = (plan.returns, plan.evictions)
+        tick(state.clocks, rows, touched, plan.decision, plan.placement, pushed)
+    clean(caches, plan.returns)
+    occupy(caches, rows, touched, plan.placement)
+    settle(caches, rows, touched, plan.decision, plan.placement)
+    if plan.decision.drop_T.any():
+        drop(caches, rows, touched, plan.decision)
+    move(state.lists, plan.moves)
+    if len(state.access_R):
+        count_lookups(state.access_R, plan.now.batch.rows)
+        if plan.step % PERIOD == 0:
+            state.ranking = ranked_tables(state, int(plan.samples_W.max()))
+    state.was_hot = plan.now.batch.hot
+    state.filled = state.filled or len(state.hot_R) > 0
+    state.step = plan.step + 1

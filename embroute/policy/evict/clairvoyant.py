@@ -1,0 +1,80 @@
+"""Evict what the window needs last (Belady's rule, as far as the window sees)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.caches import Caches, Moves, Placement
+from embroute.kernels.codes import FIRST_BUCKET, FREE, NEVER, SLOT_MASK
+from embroute.kernels.jit import kernel
+from embroute.kernels.transfers import Decision
+from embroute.policy.evict.recency import touched
+from embroute.policy.parts import Evict, Scene
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+@kernel
+def _holders(caches: Caches, rows: I64, bucket: I32) -> tuple[I32, I32, I32]:
+    """Every copy of the given rows with the bucket of its row: worker, slot, bucket."""
+    most = len(rows) * caches.cell_RW.shape[1]
+    worker, slot, goes = (
+        np.empty(most, np.int32),
+        np.empty(most, np.int32),
+        np.empty(most, np.int32),
+    )
+    count = 0
+    for i in range(len(rows)):
+        for w in range(caches.cell_RW.shape[1]):
+            held = caches.cell_RW[rows[i], w] & SLOT_MASK
+            if held:
+                worker[count], slot[count], goes[count] = w, held - 1, bucket[i]
+                count += 1
+    return worker[:count].copy(), slot[:count].copy(), goes[:count].copy()
+
+
+def clairvoyant(lookahead: int = 20) -> Evict:
+    """Rows without a use in the window leave first, oldest first; then those used last."""
+    never = FIRST_BUCKET
+    cycle = lookahead + 1  # uses at step+1 .. step+lookahead never share a bucket
+
+    def bucket_of(later_U: I32) -> I32:
+        return np.where(later_U == NEVER, never, never + 1 + later_U % cycle).astype(np.int32)
+
+    def order(step: int) -> I32:
+        farthest_first = range(step + lookahead, step, -1)
+        # A use in this very step by another worker: the copy is about to be stale.
+        soon = [never + 1 + later % cycle for later in farthest_first]
+        return np.array([FREE, never, never + 1 + step % cycle, *soon], np.int32)
+
+    def moves(scene: Scene, decision: Decision, placement: Placement) -> Moves:
+        """Copies of this step's rows go to their next use; so do those of the batch that enters."""
+        caches, rows = scene.state.caches, scene.rows
+        ahead = scene.window.ahead
+        worker, slot, bucket = _holders(caches, rows.rows_U, bucket_of(rows.later_U))
+        parts = [
+            Moves(
+                worker,
+                slot,
+                scene.state.setup.arena_of(caches.row_WC[worker, slot].astype(np.int64)),
+                bucket,
+            )
+        ]
+        if len(ahead) == lookahead:
+            parts.append(_entering(scene, ahead[-1].rows_U, ahead[-1].before_U))
+        parts.append(touched(scene, placement, bucket_of(rows.later_U)[scene.touches.unique_T]))
+        return Moves(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _entering(scene: Scene, rows_U: I64, before_U: I32) -> Moves:
+        """Copies whose next use just came into sight."""
+        step = scene.rows.step
+        unseen = rows_U[before_U < step]
+        bucket = np.full(len(unseen), never + 1 + (step + lookahead) % cycle, np.int32)
+        caches = scene.state.caches
+        worker, slot, goes = _holders(caches, unseen, bucket)
+        arena = scene.state.setup.arena_of(caches.row_WC[worker, slot].astype(np.int64))
+        return Moves(worker, slot, arena, goes)
+
+    return Evict("clairvoyant", never + 1 + cycle, order, moves, lookahead=lookahead)

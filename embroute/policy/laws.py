@@ -1,0 +1,62 @@
+"""The laws that every plan keeps, whatever policy made it. Checked at every step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embroute.kernels.caches import RETURNED, mark
+from embroute.kernels.codes import REPLICA
+from embroute.kernels.laws import (
+    reads_bounded,
+    reads_fresh,
+    shard_clocks,
+    slots_fit,
+    updates_home,
+    victims_safe,
+)
+from embroute.policy.parts import Policy
+from embroute.policy.plan import Plan, PlanError
+from embroute.policy.state import State
+
+
+def check(plan: Plan, state: State, policy: Policy) -> None:
+    """Raise PlanError if the plan breaks a law."""
+    _every_sample_once(plan, state, policy)
+    caches, rows, touches = state.caches, plan.rows, plan.touches
+    _demand(policy, plan, "5 (capacity)", slots_fit(caches, rows, touches, plan.placement))
+    if not policy.exact:
+        shard_U = shard_clocks(caches, state.clocks, rows)
+        bad = reads_bounded(
+            state.clocks, touches, plan.decision, plan.placement, shard_U, policy.sync.bound
+        )
+        _demand(policy, plan, "4 (bounded staleness)", bad)
+    mark(caches.mark_WC, plan.evictions.worker, plan.evictions.slot, RETURNED, rows.step)
+    _demand(policy, plan, "2 (no update lost)", victims_safe(caches, rows, touches, plan.placement))
+    if policy.exact:
+        _demand(policy, plan, "3 (exact reads)", reads_fresh(caches, rows, touches, plan.decision))
+    replicas = bool((plan.decision.mode_T == REPLICA).any())
+    if policy.exact and not replicas:
+        _demand(policy, plan, "3 (updates home)", updates_home(caches, rows, touches))
+
+
+def _every_sample_once(plan: Plan, state: State, policy: Policy) -> None:
+    """Law 1."""
+    samples, workers = len(plan.now.batch), state.setup.num_workers
+    worker_S = plan.worker_S
+    inside = len(worker_S) == samples and (
+        not samples or (int(worker_S.min()) >= 0 and int(worker_S.max()) < workers)
+    )
+    if not inside:
+        raise PlanError(
+            f"{policy.name}, step {plan.step}: law 1 (every sample once): {samples} samples, "
+            f"{len(worker_S)} of them dealt, to workers {np.unique(worker_S).tolist()} of {workers}"
+        )
+
+
+def _demand(policy: Policy, plan: Plan, law: str, bad: int) -> None:
+    if bad >= 0:
+        row = plan.rows.rows_U[plan.touches.unique_T[bad]]
+        raise PlanError(
+            f"{policy.name}, step {plan.step}: law {law} broken by worker "
+            f"{plan.touches.worker_T[bad]}, row {row}"
+        )

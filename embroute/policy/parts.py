@@ -1,0 +1,149 @@
+"""The seams between the parts of a policy: what each sees and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.batch import Batch
+from embroute.data.window import Window
+from embroute.kernels.caches import Moves, Placement
+from embroute.kernels.codes import VALUE_STATE
+from embroute.kernels.touches import Touches
+from embroute.kernels.transfers import Decision, StepRows
+from embroute.policy.setup import Setup
+from embroute.policy.state import Needs, State
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a dispatch sees. `copies_UW`: cells of the batch's rows, FRESH where readable as is."""
+
+    window: Window
+    state: State
+    rows: StepRows
+    copies_UW: I32
+    quotas_W: I64
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a sync sees once every sample has its worker; `copies_UW` are the cells themselves."""
+
+    window: Window
+    state: State
+    rows: StepRows
+    copies_UW: I32
+    touches: Touches
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Rows a sync adds to those of the batch, and which rows of the step all workers touch."""
+
+    rows: I64
+    everywhere: I32  # indices into the batch's distinct rows followed by `rows`
+
+
+DispatchFunction = Callable[[View], I32]
+Readable = Callable[[State, StepRows, I32], I32]
+
+
+def as_stored(state: State, rows: StepRows, copies_UW: I32) -> I32:
+    """A copy is readable where its cell says FRESH."""
+    return copies_UW
+
+
+def no_extra(window: Window, state: State) -> Extra:
+    """Only the batch's own rows take part in the step."""
+    return Extra(np.empty(0, np.int64), np.empty(0, np.int32))
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Which worker trains which sample."""
+
+    name: str
+    choose: DispatchFunction
+    looks_at_caches: bool = True
+    needs_access: bool = False
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Which rows move before and after a step, and who applies updates."""
+
+    name: str
+    decide: Callable[[Scene], Decision]
+    extra: Callable[[Window, State], Extra] = no_extra
+    readable: Readable = as_stored
+    record: int = VALUE_STATE  # what comes home from a copy with unpushed updates
+    bound: int = 0  # updates a read may miss; 0 is exact
+    caches: bool = True  # whether copies outlive their step
+    replicates: bool = False
+    refused_optimizers: tuple[str, ...] = ()
+    lookahead: int = 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether every read sees every earlier update."""
+        return self.bound == 0
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Which copy leaves a full cache: copies sit in buckets, buckets are emptied in an order."""
+
+    name: str
+    num_buckets: int
+    order: Callable[[int], I32]  # step -> buckets in the order in which they lose copies
+    moves: Callable[[Scene, Decision, Placement], Moves]
+    lookahead: int = 1
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """A stage before the window that changes the order of samples, and the hot set it uses."""
+
+    name: str
+    choose_hot: Callable[[I64, Setup], I64]  # access counts per row -> ids of hot rows
+    stream: Callable[[Iterator[Batch], State, int], Iterator[Batch]]  # batches, state, batch size
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A system: its parts, and what it promises."""
+
+    name: str
+    dispatch: Dispatch
+    sync: Sync
+    evict: Evict
+    regroup: Regroup | None = None
+    workers: str = "all"  # all, fast, or a list such as 0+1+2
+    unbounded: bool = False  # a reference line whose caches never fill
+
+    @property
+    def lookahead(self) -> int:
+        """Batches after the current one that its decisions read."""
+        return max(1, self.sync.lookahead, self.evict.lookahead)
+
+    @property
+    def exact(self) -> bool:
+        """Whether training with it equals single-process training on the same batches."""
+        return self.sync.exact
+
+    @property
+    def order_changed(self) -> bool:
+        """Whether samples are trained in another order than the data's."""
+        return self.regroup is not None
+
+    @property
+    def needs(self) -> Needs:
+        """What its parts want kept in the state."""
+        return Needs(self.evict.num_buckets, not self.sync.exact, self.dispatch.needs_access)

@@ -1,0 +1,127 @@
+"""A plan: everything the ranks need to carry out one step, and what it moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cost import FLOAT_BYTES, INDEX_BYTES, Traffic
+from embroute.data.window import Indexed
+from embroute.kernels.caches import Moves, Placement
+from embroute.kernels.codes import FILL, GRADIENT, HIT, MISS, REPLICA, UPDATE_PUSH
+from embroute.kernels.touches import Touches
+from embroute.kernels.transfers import Decision, StepRows, Transfers, empty_counts, tally
+from embroute.policy.setup import Setup
+from embroute.policy.state import State, dirty_rows
+
+
+class PlanError(RuntimeError):
+    """A plan that breaks a law: a fault of a policy, never of its user."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step, down to slots. Axes: S samples, T touches, U distinct rows.
+
+    Order: `returns` come home, `pulls` arrive, the step computes, `updates` leave.
+    """
+
+    step: int
+    now: Indexed
+    worker_S: npt.NDArray[np.int32]
+    rows: StepRows
+    touches: Touches
+    decision: Decision
+    placement: Placement
+    returns: Transfers
+    evictions: Transfers
+    pulls: Transfers
+    updates: Transfers
+    moves: Moves
+
+    @property
+    def slot_of_lookup(self) -> npt.NDArray[np.int32]:
+        """Slot of every look-up, samples ordered by worker; -1 for padding."""
+        touch = self.touches.touch_of_lookup
+        if not len(self.placement.slot_T):
+            return np.full(len(touch), -1, np.int32)
+        return np.where(touch >= 0, self.placement.slot_T[touch], -1).astype(np.int32)
+
+    @property
+    def samples_W(self) -> npt.NDArray[np.int64]:
+        """Samples of each worker."""
+        return np.bincount(self.worker_S, minlength=len(self.touches.first_W) - 1)
+
+    @property
+    def replicated_U(self) -> npt.NDArray[np.int64]:
+        """Distinct rows whose gradients are all-reduced, as indices into the step's rows."""
+        chosen = self.touches.unique_T[self.decision.mode_T == REPLICA]
+        return np.unique(chosen).astype(np.int64)
+
+    @property
+    def hits(self) -> tuple[int, int]:
+        """Touches that needed no pull, and all touches."""
+        real = self.decision.mode_T != FILL
+        return int((real & (self.decision.need_T == HIT)).sum()), int(real.sum())
+
+    @property
+    def misses(self) -> int:
+        """Touches of rows that were not in the worker's cache."""
+        return int((self.decision.need_T == MISS).sum())
+
+
+def _sample_bytes(plan: Plan, setup: Setup) -> npt.NDArray[np.int64]:
+    """Labels, dense features, slots and bag lengths sent to each worker."""
+    batch, workers = plan.now.batch, setup.num_workers
+    per_sample = FLOAT_BYTES * (batch.dense.shape[1] + (1 if len(batch.label) else 0))
+    if setup.schema.has_bags:
+        per_sample += INDEX_BYTES * batch.num_fields
+    lookups_S = np.diff(batch.sample_offsets)
+    lookups_W = np.bincount(plan.worker_S, weights=lookups_S, minlength=workers)
+    slot_bytes: npt.NDArray[np.int64] = INDEX_BYTES * lookups_W.astype(np.int64)
+    return per_sample * plan.samples_W + slot_bytes
+
+
+def traffic(plan: Plan, setup: Setup) -> Traffic:
+    """Rows and bytes a plan moves, by worker, shard, kind and phase."""
+    workers, shards = setup.num_workers, setup.cluster.num_shards
+    rows, sizes = empty_counts(workers, shards), empty_counts(workers, shards)
+    entries_W, entries_K = np.zeros(workers, np.int64), np.zeros(shards, np.int64)
+    for transfers in (plan.returns, plan.evictions, plan.pulls, plan.updates):
+        tally(transfers, setup.record_bytes_XA, rows, sizes)
+    entries_W += rows.sum((1, 2, 3))
+    entries_K += rows.sum((0, 2, 3))
+    hot = plan.replicated_U if len(plan.decision.mode_T) else np.empty(0, np.int64)
+    hot_bytes = int(setup.record_bytes_XA[GRADIENT][plan.rows.arena_U[hot]].sum())
+    return Traffic(
+        rows,
+        sizes,
+        plan.samples_W,
+        _sample_bytes(plan, setup),
+        INDEX_BYTES * (entries_W + len(hot)),
+        2 * INDEX_BYTES * entries_K,
+        len(hot),
+        hot_bytes,
+    )
+
+
+def drain(state: State, record: int) -> Transfers:
+    """Pushes that bring every update home, worker by worker in slot order."""
+    parts = []
+    for worker in range(state.setup.num_workers):
+        rows, slots = dirty_rows(state, worker)
+        count = len(rows)
+        parts.append(
+            Transfers(
+                np.full(count, worker, np.int32),
+                rows,
+                slots,
+                state.setup.arena_of(rows),
+                np.full(count, UPDATE_PUSH, np.uint8),
+                np.full(count, record, np.uint8),
+                np.zeros(count, np.uint8),
+            )
+        )
+    return Transfers(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

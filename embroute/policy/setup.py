@@ -1,0 +1,145 @@
+"""What is fixed for a run: tables and their widths, record sizes, cache capacities, quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cluster import Cluster
+from embroute.config import Size
+from embroute.cost import record_bytes
+from embroute.data.schema import Schema
+from embroute.kernels.codes import SLOT_MASK, VALUE_STATE
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Tables, cluster, caches and quotas. Axes: W workers, A arenas (tables of one width)."""
+
+    schema: Schema
+    cluster: Cluster
+    dim: int | tuple[int, ...] = 64  # one width, or one per table
+    optimizer: str = "sgd"
+    cache: Size = field(default_factory=lambda: Size(0.1, "share"))
+    shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        tables = self.schema.tables
+        if len(self.widths) != len(tables):
+            raise ValueError(
+                f"--dim names {len(self.widths)} widths, the data has {len(tables)} tables"
+            )
+        if min(self.widths, default=1) < 1:
+            raise ValueError(f"--dim must be at least 1, got {min(self.widths)}")
+        if self.schema.num_rows >= 2**31:
+            raise ValueError(
+                f"at most {2**31 - 1} rows in all, the data has {self.schema.num_rows}"
+            )
+        shares = self.shares
+        if shares and (
+            len(shares) != self.cluster.num_workers or min(shares) < 0 or not sum(shares)
+        ):
+            raise ValueError(
+                f"--quotas needs {self.cluster.num_workers} numbers of at least 0, got {shares}"
+            )
+        if self.capacity_WA.sum(1).max() > SLOT_MASK - 1:
+            raise ValueError(f"--cache {self.cache}: at most {SLOT_MASK - 1} slots per worker")
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the job."""
+        return self.cluster.num_workers
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Width of each table."""
+        if isinstance(self.dim, int):
+            return (self.dim,) * len(self.schema.tables)
+        return self.dim
+
+    @cached_property
+    def arenas(self) -> tuple[int, ...]:
+        """The distinct widths; rows of one width share slots."""
+        return tuple(sorted(set(self.widths)))
+
+    @cached_property
+    def record_bytes_XA(self) -> I64:
+        """Bytes of each kind of record in each arena."""
+        return record_bytes(self.arenas, self.optimizer)
+
+    @cached_property
+    def rows_A(self) -> I64:
+        """Rows of each arena."""
+        rows = dict.fromkeys(self.arenas, 0)
+        for table, width in zip(self.schema.tables, self.widths, strict=True):
+            rows[width] += table.num_rows
+        return np.array(list(rows.values()), np.int64)
+
+    @cached_property
+    def capacity_WA(self) -> I64:
+        """Slots of each worker and arena."""
+        rows, slot_bytes = self.rows_A, self.record_bytes_XA[VALUE_STATE]
+        if self.cache.unit == "share":
+            slots = self.cache.amount * rows
+        elif self.cache.unit == "rows":
+            slots = self.cache.amount * rows / max(1, rows.sum())
+        else:
+            slots = self.cache.amount * rows / max(1, (rows * slot_bytes).sum())
+        # A share such as 0.1 is not exact in binary: 0.1 * 30 is a hair above 3.
+        whole = np.minimum(np.floor(slots + 1e-9), rows).astype(np.int64)
+        return np.tile(whole, (self.num_workers, 1))
+
+    def arena_of(self, rows: I64) -> npt.NDArray[np.uint8]:
+        """Arena of each row."""
+        if len(self.arenas) == 1:
+            return np.zeros(len(rows), np.uint8)
+        return self._arena_of_table[self.table_of(rows)]
+
+    def table_of(self, rows: I64) -> npt.NDArray[np.intp]:
+        """Table of each row."""
+        return np.searchsorted(self.schema.first_rows, rows, side="right") - 1
+
+    @cached_property
+    def _arena_of_table(self) -> npt.NDArray[np.uint8]:
+        return np.array([self.arenas.index(width) for width in self.widths], np.uint8)
+
+    @cached_property
+    def row_seconds_AW(self) -> npt.NDArray[np.float64]:
+        """Seconds to move one row, value and state, over a worker's link."""
+        crosses = self.cluster.crosses_WK.mean(1)
+        return np.outer(self.record_bytes_XA[VALUE_STATE], crosses / self.cluster.bytes_s_W)
+
+    def quotas(self, num_samples: int) -> npt.NDArray[np.int64]:
+        """Samples of each worker: by shares, the remainder to the largest fractions."""
+        shares = np.array(self.shares or (1.0,) * self.num_workers)
+        exact = num_samples * shares / shares.sum()
+        quotas: I64 = np.floor(exact).astype(np.int64)
+        order = np.argsort(-(exact - quotas), kind="stable")
+        quotas[order[: num_samples - int(quotas.sum())]] += 1
+        return quotas
+
+
+def dims(text: str, schema: Schema) -> int | tuple[int, ...]:
+    """Read `64`, or `64,C1=16,C2=8` for tables with widths of their own."""
+    default, *named = (part.strip() for part in text.split(","))
+    if not default.isdigit():
+        raise ValueError(f"--dim must look like 64 or 64,C1=16, got {text!r}")
+    if not named:
+        return int(default)
+    widths: Mapping[str, int] = {table.name: int(default) for table in schema.tables}
+    changed = dict(widths)
+    for part in named:
+        name, _, width = part.partition("=")
+        if name not in widths or not width.isdigit():
+            raise ValueError(
+                f"--dim {part!r}: expected table=width with a table of {', '.join(widths)}"
+            )
+        changed[name] = int(width)
+    return tuple(changed.values())

@@ -1,0 +1,100 @@
+"""The brain's state: every worker's cache, eviction order and clocks. Only `advance` changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.apply import Clocks
+from embroute.kernels.caches import Caches, Lists
+from embroute.kernels.codes import DIRTY, SLOT_MASK
+from embroute.policy.setup import Setup
+
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass
+class State:
+    """What the coordinator knows of every copy. Arrays of zeros are empty caches."""
+
+    setup: Setup
+    caches: Caches
+    lists: Lists
+    clocks: Clocks
+    hot_R: npt.NDArray[np.bool_]  # replicated rows; empty where the policy has none
+    access_R: I32  # look-ups so far; empty where no part of the policy asks
+    step: int = 0
+    was_hot: bool = False  # whether the last batch was a hot one
+    filled: bool = False  # whether the replicas were filled once
+    ranking: npt.NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))  # of tables
+
+    @property
+    def hot_rows(self) -> npt.NDArray[np.int64]:
+        """Ids of the replicated rows."""
+        return np.flatnonzero(self.hot_R).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a policy's parts want kept in the state."""
+
+    num_buckets: int
+    clocks: bool = False
+    access: bool = False
+
+
+def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | None = None) -> State:
+    """All caches empty. Memory is committed by the system only where rows are touched."""
+    num_rows, capacity_WA = setup.schema.num_rows, setup.capacity_WA
+    workers, arenas = capacity_WA.shape
+    slots = int(capacity_WA.sum(1).max())
+    first_WA = np.cumsum(capacity_WA, 1) - capacity_WA
+
+    def per_slot() -> I32:
+        return np.zeros((workers, slots), np.int32)
+
+    def per_bucket() -> I32:
+        return np.zeros((workers, arenas, needs.num_buckets), np.int32)
+
+    caches = Caches(
+        np.zeros((num_rows, workers), np.int32),
+        per_slot(),
+        per_slot(),
+        per_slot(),
+        first_WA,
+        capacity_WA,
+        np.zeros_like(capacity_WA),
+    )
+    lists = Lists(per_slot(), per_slot(), per_slot(), per_bucket(), per_bucket())
+    none = np.zeros((workers, 0), np.int32)
+    clocks = Clocks(none, none, np.zeros(0, np.int32))
+    if needs.clocks:
+        clocks = Clocks(per_slot(), per_slot(), np.zeros(num_rows, np.int32))
+    hot_R = np.zeros(num_rows if hot_rows is not None else 0, np.bool_)
+    if hot_rows is not None:
+        hot_R[hot_rows] = True
+    access_R = np.zeros(num_rows if needs.access else 0, np.int32)
+    ranking = np.arange(len(setup.schema.tables))
+    return State(setup, caches, lists, clocks, hot_R, access_R, ranking=ranking)
+
+
+def held(state: State, worker: int) -> tuple[I32, I32]:
+    """Slots of a worker that hold a copy, and their cells, in slot order."""
+    caches = state.caches
+    spans = [
+        np.arange(first, first + used, dtype=np.int32)
+        for first, used in zip(caches.first_WA[worker], caches.used_WA[worker], strict=True)
+    ]
+    slots = np.concatenate(spans)
+    cells = caches.cell_RW[caches.row_WC[worker, slots], worker]
+    kept = (cells & SLOT_MASK) == slots + 1
+    return slots[kept], cells[kept]
+
+
+def dirty_rows(state: State, worker: int) -> tuple[npt.NDArray[np.int64], I32]:
+    """Rows and slots of a worker whose update the shard does not have."""
+    slots, cells = held(state, worker)
+    slots = slots[(cells & DIRTY) != 0]
+    return state.caches.row_WC[worker, slots].astype(np.int64), slots

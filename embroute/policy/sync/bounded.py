@@ -1,0 +1,109 @@
+"""HET (VLDB 2022, arXiv 2112.07221): a cache with per-row bounded staleness.
+
+A copy counts its updates (`clock`) from the shard's clock at its pull (`start`). It is valid while
+clock <= start + s (unsent writes bounded) and the shard's clock <= clock + s (stale reads
+bounded). Reading an invalid copy pushes its accumulated update, then pulls.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.apply import Clocks
+from embroute.kernels.codes import DELTA, DIRTY, FRESH, HIT, LOCAL, MISS, SLOT_MASK, STALE
+from embroute.kernels.jit import kernel
+from embroute.kernels.touches import Touches
+from embroute.kernels.transfers import Decision, StepRows
+from embroute.policy.parts import Scene, Sync
+from embroute.policy.state import State
+from embroute.policy.sync.outcome import outcome
+from embroute.policy.sync.write_through import write_through
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+
+@kernel
+def _invalid(clocks: Clocks, w: int, slot: int, shard_clock: int, bound: int) -> bool:
+    clock = clocks.clock_WC[w, slot]
+    return bool(clock > clocks.start_WC[w, slot] + bound or shard_clock > clock + bound)
+
+
+@kernel
+def _invalidate(
+    clocks: Clocks, touches: Touches, copies_UW: I32, u: int, limits: tuple[int, int], need_T: U8
+) -> int:
+    """Mark invalid copies of row u among its touchers STALE; returns the shard's clock after.
+
+    A push advances the shard's clock, which may invalidate another toucher: repeat until none.
+    """
+    shard_clock, bound = limits
+    changed = True
+    while changed:
+        changed = False
+        for i in range(touches.first_U[u], touches.first_U[u + 1]):
+            t = touches.of_row_T[i]
+            w = touches.worker_T[t]
+            slot = (copies_UW[u, w] & SLOT_MASK) - 1
+            if need_T[t] != HIT or not _invalid(clocks, w, slot, shard_clock, bound):
+                continue
+            need_T[t] = STALE
+            changed = True
+            if copies_UW[u, w] & DIRTY:
+                shard_clock = max(shard_clock, clocks.clock_WC[w, slot])
+    return shard_clock
+
+
+@kernel
+def _needs(clocks: Clocks, touches: Touches, copies_UW: I32, rows_U: I64, bound: int) -> U8:
+    need_T = np.empty(len(touches.unique_T), np.uint8)
+    for t in range(len(need_T)):
+        held = copies_UW[touches.unique_T[t], touches.worker_T[t]] != 0
+        need_T[t] = HIT if held else MISS
+    for u in range(len(rows_U)):
+        limits = (int(clocks.global_R[rows_U[u]]), bound)
+        _invalidate(clocks, touches, copies_UW, u, limits, need_T)
+    return need_T
+
+
+@kernel
+def _readable(clocks: Clocks, copies_UW: I32, rows_U: I64, bound: int) -> I32:
+    out_UW = np.zeros_like(copies_UW)
+    for u in range(len(rows_U)):
+        for w in range(copies_UW.shape[1]):
+            slot = (copies_UW[u, w] & SLOT_MASK) - 1
+            if slot >= 0 and not _invalid(clocks, w, slot, clocks.global_R[rows_U[u]], bound):
+                out_UW[u, w] = (slot + 1) | FRESH
+    return out_UW
+
+
+def bounded(bound: int) -> Sync:
+    """Reads may miss updates within `bound` clocks; 0 is defined as write-through, and exact."""
+    if bound == 0:
+        return write_through()
+
+    def readable(state: State, rows: StepRows, copies_UW: I32) -> I32:
+        # No DIRTY: another worker's pull forces no push here.
+        return _readable(state.clocks, copies_UW, rows.rows_U, bound)
+
+    def decide(scene: Scene) -> Decision:
+        clocks, touches = scene.state.clocks, scene.touches
+        need_T = _needs(clocks, touches, scene.copies_UW, scene.rows.rows_U, bound)
+        cells_T = scene.copies_UW[touches.unique_T, touches.worker_T]
+        home = (need_T == STALE) & ((cells_T & DIRTY) != 0)
+        pairs = (touches.worker_T[home], touches.unique_T[home])
+        decision = outcome(need_T, np.full(len(need_T), LOCAL, np.uint8), home=pairs)
+        return decision._replace(record=DELTA)
+
+    # Deltas of Adam's moments do not add up to Adam's moments.
+    refused = ("adam",)
+    return Sync(
+        f"het({bound})",
+        decide,
+        readable=readable,
+        record=DELTA,
+        bound=bound,
+        refused_optimizers=refused,
+    )

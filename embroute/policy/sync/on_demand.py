@@ -1,0 +1,84 @@
+"""Leave an update where it was made until another worker needs the row. Exact.
+
+The communication plan of Herald (NSDI 2024), which ESD and BagPipe build on too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.caches import hits
+from embroute.kernels.codes import (
+    DIRTY,
+    EXCLUSIVE,
+    FRESH,
+    GRADIENT,
+    MISS,
+    NEVER,
+    NOTHING,
+    SHARED,
+    VALUE_STATE,
+)
+from embroute.kernels.jit import kernel
+from embroute.kernels.touches import Touches
+from embroute.kernels.transfers import Decision
+from embroute.policy.parts import Scene, Sync
+from embroute.policy.sync.outcome import outcome, sharing
+
+I32 = npt.NDArray[np.int32]
+
+
+@kernel
+def coming_home(touches: Touches, copies_UW: I32) -> tuple[I32, I32]:
+    """Dirty copies of rows that someone other than their holder touches: (worker, row) pairs."""
+    most = 0
+    for u in range(copies_UW.shape[0]):
+        for w in range(copies_UW.shape[1]):
+            most += 1 if copies_UW[u, w] & DIRTY else 0
+    worker, unique = np.empty(most, np.int32), np.empty(most, np.int32)
+    count = 0
+    for u in range(copies_UW.shape[0]):
+        first, last = touches.first_U[u], touches.first_U[u + 1]
+        if first == last:
+            continue
+        sole = touches.worker_T[touches.of_row_T[first]] if last - first == 1 else -1
+        for w in range(copies_UW.shape[1]):
+            if copies_UW[u, w] & DIRTY and w != sole:
+                worker[count], unique[count] = w, u
+                count += 1
+    return worker[:count].copy(), unique[:count].copy()
+
+
+def decide_on_demand(scene: Scene) -> Decision:
+    """Sole touchers keep their update; rows touched by several go through the shard."""
+    need_T = hits(scene.touches, scene.copies_UW, FRESH)
+    mode_T = sharing(scene.touches)
+    push_T = np.where(mode_T == SHARED, GRADIENT, NOTHING).astype(np.uint8)
+    return outcome(need_T, mode_T, push_T, coming_home(scene.touches, scene.copies_UW))
+
+
+def on_demand() -> Sync:
+    """Push a dirty row when, and only when, another worker's sample needs it or it is evicted."""
+    return Sync("on-demand", decide_on_demand)
+
+
+def until_last_use(lookahead: int) -> Sync:
+    """BagPipe (SOSP 2023): a copy leaves the cache after its row's last use in the window.
+
+    Rows without another use are not synchronised among workers: their gradient goes home.
+    Reconstruction: copies move through the shards; BagPipe's trainers exchange them directly.
+    """
+
+    def decide(scene: Scene) -> Decision:
+        decision = decide_on_demand(scene)
+        last_T = scene.rows.later_U[scene.touches.unique_T] == NEVER
+        alone_T = decision.mode_T == EXCLUSIVE
+        # A copy pulled for this step alone needs no optimizer state: the shard applies it.
+        single_T = last_T & alone_T & (decision.need_T == MISS)
+        mode_T = np.where(single_T, SHARED, decision.mode_T).astype(np.uint8)
+        push_T = np.where(single_T, GRADIENT, decision.push_T)
+        push_T = np.where(last_T & alone_T & ~single_T, VALUE_STATE, push_T).astype(np.uint8)
+        return decision._replace(mode_T=mode_T, push_T=push_T, drop_T=last_T.astype(np.uint8))
+
+    return Sync("until-last-use", decide, lookahead=lookahead)
