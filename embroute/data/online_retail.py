@@ -32,8 +32,9 @@ class RetailSource:
     Without negatives: five ids, dense log quantity and log price (signed: returns are negative),
     no label. With k negatives: label 1 for a line of the trace, then k lines of label 0 with its
     invoice, customer and country, but the item (stock code, description and price) of a line
-    drawn evenly from all lines before the invoice, so by popularity so far. The label tells a
-    real line from a drawn one; a cancellation is a real line. The quantity, which only real lines
+    drawn evenly from all lines before the invoice (the first ones: from the first thousand), so
+    by popularity so far; it may be an item that is on the invoice too. The label tells a real
+    line from a drawn one; a cancellation is a real line. The quantity, which only real lines
     have, is left out, and the price comes from a line that was really sold at it.
     """
 
