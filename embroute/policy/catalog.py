@@ -94,28 +94,30 @@ EVICTS: Mapping[str, Entry] = {
 }
 
 
-def _regroup(name: str, options: Options, rate: float, samples: int) -> Regroup:
+def _regroup(name: str, options: Options, rate: float) -> Regroup:
     """Hot and cold batches, the hot set by counts (fae) or by theory (scars)."""
     hot = parse_size(f"{name}: hot", options["hot"]) if "hot" in options else None
     seed = parse_int(f"{name}: seed", options.get("seed", "0"), 0)
     buffer = parse_int(f"{name}: buffer", options.get("buffer", "32"), 2)
-    schedule = Schedule(rate, buffer, seed)
+    shuffle = options.get("shuffle", "no")
+    if shuffle not in ("yes", "no"):
+        raise ValueError(f"{name}: shuffle must be yes or no, got {shuffle!r}")
+    schedule = Schedule(rate, buffer, shuffle == "yes", seed)
 
-    def stream(batches: Iterator[Batch], state: State, batch_size: int) -> Iterator[Batch]:
-        return regroup(batches, state, batch_size, schedule)
+    def stream(batches: Iterator[Batch], state: State) -> Iterator[Batch]:
+        return regroup(batches, state, schedule)
 
-    choose = by_count(hot) if name == "fae" else by_theory(hot, samples)
+    choose = by_count(hot) if name == "fae" else by_theory(hot)
     return Regroup(name, choose, stream)
 
 
 def _fae(options: Options) -> Policy:
     rate = parse_number("fae: rate", options.get("rate", "50"), 1, 100)
-    return Policy("fae", block(), swapped(), lru(), _regroup("fae", options, rate, 0))
+    return Policy("fae", block(), swapped(), lru(), _regroup("fae", options, rate))
 
 
 def _scars(options: Options) -> Policy:
-    samples = parse_int("scars: samples", options.get("samples", "128"), 1)
-    stage = _regroup("scars", options, 100, samples)
+    stage = _regroup("scars", options, 100)
     return Policy("scars", block(), always_replicated(), lru(), stage)
 
 
@@ -150,8 +152,8 @@ SYSTEMS: Mapping[str, Entry] = {
         ("alpha",),
         "ESD: lowest expected cost on unequal links",
     ),
-    "fae": Entry(_fae, ("hot", "rate", "seed", "buffer"), "FAE: hot and cold batches"),
-    "scars": Entry(_scars, ("hot", "samples", "seed", "buffer"), "SCARS: hot set chosen by theory"),
+    "fae": Entry(_fae, ("hot", "rate", "buffer", "shuffle", "seed"), "FAE: hot and cold batches"),
+    "scars": Entry(_scars, ("hot", "buffer", "shuffle", "seed"), "SCARS: hot set chosen by theory"),
     "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }

@@ -113,7 +113,7 @@ class Regroup:
 
     name: str
     choose_hot: Callable[[I64, Setup], I64]  # access counts per row -> ids of hot rows
-    stream: Callable[[Iterator[Batch], State, int], Iterator[Batch]]  # batches, state, batch size
+    stream: Callable[[Iterator[Batch], State], Iterator[Batch]]
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ def _sample_bytes(plan: Plan, setup: Setup) -> npt.NDArray[np.int64]:
         per_sample += INDEX_BYTES * batch.num_fields
     lookups_S = np.diff(batch.sample_offsets)
     lookups_W = np.bincount(plan.worker_S, weights=lookups_S, minlength=workers)
-    slot_bytes: npt.NDArray[np.int64] = INDEX_BYTES * lookups_W.astype(np.int64)
-    return per_sample * plan.samples_W + slot_bytes
+    sizes: npt.NDArray[np.int64] = per_sample * plan.samples_W
+    return sizes + INDEX_BYTES * lookups_W.astype(np.int64)
 
 
 def traffic(plan: Plan, setup: Setup) -> Traffic:

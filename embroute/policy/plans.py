@@ -44,12 +44,10 @@ def start(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None =
     return empty_state(setup, policy.needs, policy.regroup.choose_hot(counts_R, setup))
 
 
-def plans(
-    policy: Policy, batches: Iterator[Batch], state: State, batch_size: int
-) -> Iterator[Step]:
+def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
     """Decide step after step; the time to read data is not the decision's."""
     if policy.regroup is not None:
-        batches = policy.regroup.stream(batches, state, batch_size)
+        batches = policy.regroup.stream(batches, state)
     horizon = Horizon(state.setup.schema.num_rows, policy.lookahead)
     spent = 0.0
     exhausted = False

@@ -25,6 +25,7 @@ class Setup:
     schema: Schema
     cluster: Cluster
     dim: int | tuple[int, ...] = 64  # one width, or one per table
+    batch_size: int = 1024  # samples of a step, all workers together
     optimizer: str = "sgd"
     cache: Size = field(default_factory=lambda: Size(0.1, "share"))
     shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty

@@ -16,11 +16,13 @@ from embroute.policy.state import State
 class Schedule:
     """How pools are emptied: `rate` percent of the cold batches, then of the hot ones, in turn.
 
-    `buffer`: batches read before they are regrouped; a stream is never read whole.
+    `buffer`: batches read before they are regrouped; a stream is never read whole. `shuffle`: the
+    samples of a pool change places, by `seed`; otherwise they keep the order of the data.
     """
 
     rate: float
     buffer: int = 32
+    shuffle: bool = False
     seed: int = 0
 
 
@@ -29,16 +31,20 @@ def hot_samples(batch: Batch, hot_R: npt.NDArray[np.bool_]) -> npt.NDArray[np.bo
     cold = (batch.rows >= 0) & ~hot_R[batch.rows]
     counted = np.concatenate([np.zeros(1, np.int64), np.cumsum(cold)])
     bounds = batch.sample_offsets
-    return np.equal(counted[bounds[1:]], counted[bounds[:-1]])
+    hot: npt.NDArray[np.bool_] = counted[bounds[1:]] == counted[bounds[:-1]]
+    return hot
 
 
-def _shuffled(parts: list[Batch], rng: np.random.Generator) -> list[Batch]:
-    """The samples of a pool as one batch in random order; an empty pool stays empty."""
+def _pooled(parts: list[Batch], schedule: Schedule, round_number: int) -> list[Batch]:
+    """The samples of a pool as one batch; an empty pool stays empty."""
     parts = [part for part in parts if len(part)]
     if not parts:
         return []
     pool = concat(parts)
-    return [pool.take(rng.permutation(len(pool)))]
+    if schedule.shuffle:
+        rng = np.random.default_rng([schedule.seed, round_number])
+        pool = pool.take(rng.permutation(len(pool)))
+    return [pool]
 
 
 def _cut(pool: list[Batch], batch_size: int, last: bool) -> tuple[list[Batch], list[Batch]]:
@@ -61,13 +67,12 @@ def interleave(cold: list[Batch], hot: list[Batch], rate: float) -> Iterator[Bat
             yield from (replace(batch, hot=is_hot) for batch in pool[start:stop])
 
 
-def regroup(
-    batches: Iterator[Batch], state: State, batch_size: int, schedule: Schedule
-) -> Iterator[Batch]:
+def regroup(batches: Iterator[Batch], state: State, schedule: Schedule) -> Iterator[Batch]:
     """Pure hot and pure cold batches; every sample comes out exactly once."""
     cold: list[Batch] = []
     hot: list[Batch] = []
     round_number, last = 0, False
+    batch_size = state.setup.batch_size
     while not last:
         read = [batch for _, batch in zip(range(schedule.buffer), batches, strict=False)]
         last = len(read) < schedule.buffer
@@ -75,8 +80,7 @@ def regroup(
             is_hot = hot_samples(batch, state.hot_R)
             cold.append(batch.take(np.flatnonzero(~is_hot)))
             hot.append(batch.take(np.flatnonzero(is_hot)))
-        rng = np.random.default_rng([schedule.seed, round_number])
-        cold_batches, cold = _cut(_shuffled(cold, rng), batch_size, last)
-        hot_batches, hot = _cut(_shuffled(hot, rng), batch_size, last)
+        cold_batches, cold = _cut(_pooled(cold, schedule, round_number), batch_size, last)
+        hot_batches, hot = _cut(_pooled(hot, schedule, round_number), batch_size, last)
         yield from interleave(cold_batches, hot_batches, schedule.rate)
         round_number += 1

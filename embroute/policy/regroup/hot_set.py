@@ -72,7 +72,7 @@ def by_count(hot: Size | None) -> Callable[[I64, Setup], I64]:
     return choose
 
 
-def by_theory(hot: Size | None, samples_per_worker: int) -> Callable[[I64, Setup], I64]:
+def by_theory(hot: Size | None) -> Callable[[I64, Setup], I64]:
     """SCARS: as many of the most accessed rows as make the expected step shortest."""
 
     def choose(counts_R: I64, setup: Setup) -> I64:
@@ -81,16 +81,16 @@ def by_theory(hot: Size | None, samples_per_worker: int) -> Callable[[I64, Setup
         pooled = accessed[np.argsort(-counts_R[accessed], kind="stable")].astype(np.int64)
         if hot is None:
             row_bytes = float(setup.record_bytes_XA[VALUE_STATE].max())
-            draws = _draws(counts_R, setup, samples_per_worker)
+            draws = _draws(counts_R, setup)
             pooled = pooled[: best_hot(draws, int(limits_A.sum()), setup.cluster, row_bytes).hot]
         return _cut_to_limits(pooled, setup, limits_A)
 
     return choose
 
 
-def _draws(counts_R: I64, setup: Setup, samples_per_worker: int) -> Draws:
+def _draws(counts_R: I64, setup: Setup) -> Draws:
     first = setup.schema.first_rows
     tables = range(len(setup.schema.tables))
     counts = tuple(counts_R[first[t] : first[t + 1]] for t in tables)
     fields = np.bincount([field.table for field in setup.schema.fields], minlength=len(counts))
-    return Draws(counts, fields.astype(np.float64), samples_per_worker)
+    return Draws(counts, fields.astype(np.float64), setup.batch_size / setup.num_workers)
