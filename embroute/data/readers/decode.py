@@ -22,6 +22,8 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
+_TEXT = pl.all().cast(pl.String).fill_null("")  # columns as text, missing values empty
+
 
 @dataclass(frozen=True)
 class Keyed:
@@ -61,13 +63,21 @@ def _label(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
 
 
 def _dense(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
-    dense = np.zeros((frame.height, len(layout.dense)), np.float32)
-    for position, name in enumerate(layout.dense):
-        values, not_finite = rules.dense(frame[name], layout.scale)
-        checked.reject(values.bad, name, values.reason)
-        checked.reject(not_finite, name, "is not a finite number")
-        dense[:, position] = values.numbers
-    return dense
+    """Dense columns, 0 where a value is missing."""
+    if not layout.dense:
+        return np.zeros((frame.height, 0), np.float32)
+    numbers = rules.numbers_of(frame.select(layout.dense))
+    for name, nulls in zip(layout.dense, numbers.null_count().row(0), strict=True):
+        if nulls > frame[name].null_count():
+            unread = numbers[name].is_null().to_numpy() & ~rules.is_missing(frame[name])
+            checked.reject(unread, name, "is not a number")
+    dense = numbers.fill_null(0.0).to_numpy()
+    finite = np.abs(dense) <= np.finfo(np.float32).max
+    if not finite.all():
+        for position, name in enumerate(layout.dense):
+            checked.reject(~finite[:, position], name, "is not a finite number")
+        dense = np.where(finite, dense, 0.0)
+    return layout.scale(dense).astype(np.float32, order="C")
 
 
 def _time(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F64:
@@ -80,39 +90,33 @@ def _time(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F64:
 
 def _fields(frame: pl.DataFrame, layout: Layout, checked: Sieve, values: tuple[F32, F32]) -> Batch:
     """The batch of all fields; `values` are the dense columns and the labels."""
-    keys_SF = np.empty((frame.height, len(layout.categorical)), np.int64)
-    for position, name in enumerate(layout.categorical):
-        words = frame[name]
-        if name in layout.derived:
-            derived = layout.derived[name](words)
-            checked.reject(derived.bad, name, derived.reason)
-            words = derived.words
-        keys_SF[:, position] = keys_of(_text(words), layout.padding)
+    words = frame.select(layout.categorical)
+    for name, rule in layout.derived.items():
+        derived = rule(words[name])
+        checked.reject(derived.bad, name, derived.reason)
+        words = words.with_columns(derived.words)
+    keys_SF = keys_of(words.select(_TEXT), layout.padding)
     if not layout.bags:
         return one_hot(keys_SF, *values)
     bags = [_bag(frame[name], layout.bag_separator) for name in layout.bags]
     return _with_bags(keys_SF, bags, values)
 
 
-def _text(values: pl.Series) -> pl.Series:
-    """A column as text, missing values empty."""
-    return values.cast(pl.String).fill_null("")
-
-
 def _bag(values: pl.Series, separator: str) -> tuple[I64, I64]:
     """Keys of all items of a column one behind the other, and how many each sample has."""
     if not isinstance(values.dtype, pl.List):
-        values = _text(values).str.split(separator)
+        values = values.cast(pl.String).fill_null("").str.split(separator)
     items = values.cast(pl.List(pl.String)).list.drop_nulls()
     items = items.list.eval(pl.element().filter(pl.element() != ""))
     lengths = items.list.len().fill_null(0).to_numpy().astype(np.int64)
     flat = items.filter(pl.Series(lengths > 0)).explode()
-    return keys_of(flat.cast(pl.String)), lengths
+    return keys_of(flat.to_frame()).ravel(), lengths
 
 
 def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], values: tuple[F32, F32]) -> Batch:
     """A batch of fields with one id each, followed by fields with a bag each."""
-    samples, single = keys_SF.shape
+    # Without a column polars knows no height, so the samples are counted by their dense values.
+    samples, single = len(values[0]), keys_SF.shape[1]
     num_fields = single + len(bags)
     lengths_SF = np.ones((samples, num_fields), np.int64)
     for position, (_, lengths) in enumerate(bags, single):
@@ -120,7 +124,8 @@ def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], values: tuple[F32, F32
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_SF.ravel())])
     rows = np.empty(offsets[-1], np.int64)
     starts_SF = offsets[:-1].reshape(samples, num_fields)
-    rows[starts_SF[:, :single]] = keys_SF
+    if single:
+        rows[starts_SF[:, :single]] = keys_SF
     for position, (keys, lengths) in enumerate(bags, single):
         before = np.cumsum(lengths) - lengths
         rows[np.arange(len(keys)) + np.repeat(starts_SF[:, position] - before, lengths)] = keys

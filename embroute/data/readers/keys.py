@@ -39,12 +39,16 @@ def hash_texts(data: U8, lengths: I64, out: I64) -> None:
         out[text] = np.int64(key) if key else np.int64(1)
 
 
-def keys_of(values: pl.Series, padding: bool = False) -> I64:
-    """The key of every text; with `padding`, an empty one has NO_KEY."""
-    lengths = values.str.len_bytes().to_numpy().astype(np.int64)
-    data = np.frombuffer(values.str.join("").item().encode(), np.uint8)
-    keys = np.empty(len(lengths), np.int64)
-    hash_texts(data, lengths, keys)
+def keys_of(texts: pl.DataFrame, padding: bool = False) -> I64:
+    """The keys of columns of text, samples x columns; with `padding`, an empty one has NO_KEY."""
+    keys = np.empty(texts.shape, np.int64)
+    if not texts.width:
+        return keys
+    lengths = texts.select(pl.all().str.len_bytes().cast(pl.Int64)).to_numpy()
+    joined = texts.select(pl.all().str.join("")).row(0)
+    for column, text in enumerate(joined):
+        data = np.frombuffer(text.encode(), np.uint8)
+        hash_texts(data, lengths[:, column], keys[:, column])
     if padding:
         keys[lengths == 0] = NO_KEY
     return keys

@@ -111,29 +111,24 @@ def check_uses(layout: Layout) -> None:
 
 def parsed(values: pl.Series) -> F64:
     """A column as numbers, NaN where it has none."""
-    return _numbers(values).fill_null(np.nan).to_numpy()
+    return numbers_of(values.to_frame()).to_series().fill_null(np.nan).to_numpy()
 
 
-def _numbers(values: pl.Series) -> pl.Series:
-    """A column as numbers, null where it has none."""
+def numbers_of(frame: pl.DataFrame) -> pl.DataFrame:
+    """Columns as numbers, null where a value is missing or is no number."""
+    # One expression over all columns: a call for each would cost more than the work itself.
+    numbers = frame.select(pl.all().cast(pl.Float64, strict=False))
+    if numbers.null_count().equals(frame.null_count()):
+        return numbers
+    stripped = frame.with_columns(pl.col(pl.String).str.strip_chars())
+    return stripped.select(pl.all().cast(pl.Float64, strict=False))
+
+
+def is_missing(values: pl.Series) -> Mask:
+    """Where a column is null or blank."""
     if values.dtype == pl.String:
-        values = values.str.strip_chars()
-    return values.cast(pl.Float64, strict=False)
-
-
-def dense(values: pl.Series, scale: Callable[[F64], F64]) -> tuple[Values, Mask]:
-    """Dense values, 0 where one is missing, and a mask of those that are not finite numbers."""
-    read = _numbers(values)
-    unread = read.is_null()
-    if unread.any():
-        missing = values.is_null()
-        if values.dtype == pl.String:
-            missing = missing | (values.str.strip_chars() == "").fill_null(True)
-        unread = unread & ~missing
-    numbers = read.fill_null(0.0).to_numpy()
-    finite = np.abs(numbers) <= np.finfo(np.float32).max
-    scaled = scale(np.where(finite, numbers, 0.0))
-    return Values(scaled, unread.to_numpy(), "is not a number"), ~finite
+        values = values.str.strip_chars().replace("", None)
+    return values.is_null().to_numpy()
 
 
 def times(values: pl.Series) -> Values:
@@ -149,6 +144,8 @@ def times(values: pl.Series) -> Values:
     if bad.any() and values.dtype == pl.String:
         text = values.str.strip_chars().str.strip_suffix("Z")
         for pattern in _DATE_TIMES:
+            if not np.isnan(numbers).any():
+                break
             found = text.str.to_datetime(pattern, strict=False, time_unit="us").cast(pl.Int64)
             numbers = np.where(np.isnan(numbers), parsed(found), numbers)
         bad = ~np.isfinite(numbers)

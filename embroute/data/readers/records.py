@@ -55,17 +55,20 @@ class Block:
 def scan(data: U8, marks: tuple[int, int], columns: int, line: int, records: I64) -> int:
     """Number of whole records in `data`; `records` gets one line for each.
 
-    `marks` are the separator and the quotation mark. A record over several lines with a wrong
-    number of columns most likely holds a stray quotation mark: only its first line is the bad
-    record, and the scan goes on behind that line.
+    `marks` are the separator and the quotation mark. A bad record over several lines most
+    likely holds a stray quotation mark: only its first line is taken for the bad record, and
+    the scan goes on behind that line.
     """
     separator, quote = marks
     num, start, first_line, first_newline = 0, 0, line, -1
     state, found, quotes = _AT_START, 1, _CLEAN
+    highest = max(separator, quote, _RETURN)  # larger bytes have no meaning of their own
     i = -1
     while i + 1 < len(data):
         i += 1
         byte = data[i]
+        if byte > highest and state in (_IN_TEXT, _IN_QUOTES):
+            continue
         if byte == _NEWLINE:
             line += 1
             if first_newline < 0:
@@ -74,7 +77,7 @@ def scan(data: U8, marks: tuple[int, int], columns: int, line: int, records: I64
             if byte == quote:
                 state = _AFTER_QUOTES
         elif byte == _NEWLINE:
-            if found != columns and first_newline < i:
+            if (found != columns or quotes == _BROKEN) and first_newline < i:
                 i, line = first_newline, first_line + 1
             records[num, _START], records[num, _END] = start, i
             records[num, _LINE], records[num, _COLUMNS] = first_line, found
@@ -136,12 +139,17 @@ def blocks(
         records = _scan(text, syntax, columns, line)
         if len(records):
             yield _block(text, records, syntax, columns)
-        end = int(records[-1, _END]) + 1 if len(records) else 0
-        line += text.count(b"\n", 0, end)
-        pending = text[end:]
+            line, text = _behind(text, records[-1])
+        pending = text
         if pending and (ended or len(pending) > MAX_RECORD_BYTES):
             yield _unclosed(stream, pending, line)
             pending, line = pending.partition(b"\n")[2], line + 1
+
+
+def _behind(text: bytes, record: I64) -> tuple[int, bytes]:
+    """The line behind a record, and the text from there on."""
+    end = int(record[_END]) + 1
+    return int(record[_LINE]) + text.count(b"\n", int(record[_START]), end), text[end:]
 
 
 def _scan(text: bytes, syntax: Syntax, columns: int, line: int) -> I64:
@@ -159,7 +167,7 @@ def _unclosed(stream: ByteStream, pending: bytes, line: int) -> Block:
     if b"\n" not in pending:
         raise ValueError(f"{stream.path}, line {line} is longer than {MAX_RECORD_BYTES} bytes")
     bad = BadRows()
-    bad.add(line, "quotation mark not closed", ": a quotation mark is not closed")
+    bad.add(line, "quotation marks that do not match", ": a quotation mark is not closed")
     return Block(b"", np.zeros(0, np.int64), bad)
 
 
@@ -204,8 +212,8 @@ def _mended(text: bytes, record: I64, syntax: Syntax, columns: int, bad: BadRows
     elif not _is_utf8(data):
         bad.add(line, "not UTF-8 text", f": {shown(data)} is not UTF-8 text")
     elif record[_QUOTES] == _BROKEN:
-        message = f": text follows a closing quotation mark in {shown(data.decode())}"
-        bad.add(line, "text after a closing quotation mark", message)
+        message = f": the quotation marks do not match in {shown(data.decode())}"
+        bad.add(line, "quotation marks that do not match", message)
     elif record[_QUOTES] == _LOOSE:
         return _quoted(data.decode(), syntax.separator)
     else:

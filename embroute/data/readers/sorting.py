@@ -19,8 +19,8 @@ import numpy as np
 from embroute.data.batch import Batch, concat
 from embroute.data.readers.decode import Keyed
 
-RUN_SAMPLES = 2**19  # sorted in memory at once
-BLOCK_SAMPLES = 2**13  # of every run in memory while they are merged
+RUN_SAMPLES = 2**18  # sorted in memory at once
+BLOCK_SAMPLES = 2**12  # of every run in memory while they are merged
 
 
 def is_in_order(pieces: Iterator[Keyed]) -> bool:
