@@ -60,13 +60,15 @@ def has_fault(cost_SW: Floats, limit: float) -> bool:
 
 @kernel
 def cheapest(cost_W: Floats, price_W: Floats, room_W: Counts) -> int:
-    """The worker of least cost plus price, of equals the one with most room, then the first."""
-    best, chosen = np.inf, -1
+    """The worker of least cost + price, of equals that with most room, then the first; or -1."""
+    best = np.inf
     for k in range(cost_W.size):
-        total = cost_W[k] + price_W[k]
-        if total < best or (total == best and total < np.inf and room_W[k] > room_W[chosen]):
-            best, chosen = total, k
-    return chosen
+        best = min(best, cost_W[k] + price_W[k])
+    chosen = -1
+    for k in range(cost_W.size):
+        if cost_W[k] + price_W[k] == best and (chosen < 0 or room_W[k] > room_W[chosen]):
+            chosen = k
+    return chosen if best < np.inf else -1
 
 
 @kernel

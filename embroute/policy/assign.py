@@ -89,11 +89,11 @@ def _first_prices(cost_SW: Floats, quota_W: Counts) -> Floats:
     """Final prices of the same problem for a quarter of the samples; zero if those are few."""
     samples, workers = cost_SW.shape
     few = samples // COARSENING
-    if few < 2 * workers:
+    if few <= workers // 2:
         return np.zeros(workers)
     # One at random of every four neighbours: no drift or period in the samples misleads it.
-    rows = np.arange(few) * COARSENING + np.random.default_rng([0, few]).integers(4, size=few)
-    few_SW = cost_SW[rows]
+    rng = np.random.default_rng([0, few])
+    few_SW = cost_SW[np.arange(few) * COARSENING + rng.integers(COARSENING, size=few)]
     few_quota_W = np.diff(np.cumsum(quota_W) * few // samples, prepend=0)
     price_W = _first_prices(few_SW, few_quota_W)
     _solve(few_SW, few_quota_W, price_W)

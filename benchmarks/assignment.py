@@ -1,0 +1,125 @@
+"""Time of the exact assignment, beside scipy's at the size where scipy is still quick.
+
+`python -m benchmarks.assignment` prints a table and writes it under benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from embroute.policy.assign import assign
+
+Floats = NDArray[np.float64]
+Costs = Callable[[np.random.Generator, int, int], Floats]
+
+SIZES = [(1024, 8), (8192, 8), (65536, 8), (1024, 64), (8192, 64)]
+SCIPY_SIZE = SIZES[0]
+REPEATS = 15
+SCIPY_REPEATS = 3
+# The most it may take on one core: thrice what a C++ version took, for 64 workers our own wish.
+LIMIT_MS = {(1024, 8): 2.1, (8192, 8): 12.0, (65536, 8): 117.0, (8192, 64): 60.0}
+
+
+def uniform(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+    return rng.random((samples, workers))
+
+
+def realistic(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+    """Pull times of 26 rows, each at hand or not, half the links ten times slower: many ties."""
+    pull_s_W = np.where(np.arange(workers) < workers // 2, 0.1, 1.0) * 2e-6
+    present_SW = rng.binomial(26, 0.6, (samples, workers))
+    return np.asarray((26 - present_SW) * pull_s_W, np.float64)
+
+
+def one_favourite(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+    """Every sample prefers the same worker."""
+    cost_SW = rng.random((samples, workers))
+    cost_SW[:, 0] -= 1
+    return cost_SW
+
+
+def one_order(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+    """Every sample prefers the workers in the same order: paths through many workers."""
+    weight_S = rng.random((samples, 1))
+    return weight_S * np.arange(1, workers + 1) + 0.01 * rng.random((samples, workers))
+
+
+KINDS: list[Costs] = [uniform, realistic, one_favourite, one_order]
+
+
+def median_ms(action: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+def scipy_total(cost_SW: Floats, quotas: NDArray[np.int64]) -> float:
+    place_SP = np.repeat(cost_SW, quotas, axis=1)
+    return float(place_SP[linear_sum_assignment(place_SP)].sum())
+
+
+def row(costs: Costs, samples: int, workers: int) -> str:
+    """One line of the table; at scipy's size also its time and the check that values agree."""
+    cost_SW = costs(np.random.default_rng([0, samples, workers]), samples, workers)
+    quotas = np.full(workers, samples // workers)
+    worker_S = assign(cost_SW, quotas)
+    ours_ms = median_ms(lambda: assign(cost_SW, quotas), REPEATS)
+    limit = LIMIT_MS.get((samples, workers), "")
+    scipy_cells = "| |"
+    if (samples, workers) == SCIPY_SIZE:
+        scipy_ms = median_ms(lambda: scipy_total(cost_SW, quotas), SCIPY_REPEATS)
+        value = cost_SW[np.arange(samples), worker_S].sum()
+        np.testing.assert_allclose(value, scipy_total(cost_SW, quotas), rtol=1e-12)
+        scipy_cells = f"{scipy_ms:.0f} | {scipy_ms / ours_ms:.0f}x |"
+    name = costs.__name__.replace("_", " ")
+    return f"| {samples} x {workers} | {name} | {ours_ms:.2f} | {limit} | {scipy_cells}"
+
+
+def machine() -> str:
+    """Processor, cores and Python of this machine."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, one thread used"
+
+
+def main() -> None:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    date = datetime.date.today().isoformat()
+    lines = [
+        "# Exact assignment: samples x workers, equal quotas",
+        "",
+        f"{date}, commit {commit}, `python -m benchmarks.assignment`  ",
+        f"{machine()}  ",
+        f"Medians of {REPEATS} (scipy: {SCIPY_REPEATS}, its columns expanded within the time).",
+        "",
+        "| size | costs | ms | limit ms | scipy ms | scipy / ours |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    print("\n".join(lines))
+    for samples, workers in SIZES:
+        for costs in KINDS:
+            lines.append(row(costs, samples, workers))
+            print(lines[-1], flush=True)
+    path = Path(__file__).parent / "results" / f"assignment-{date}.md"
+    path.write_text("\n".join(lines) + "\n")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
