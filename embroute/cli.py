@@ -1,0 +1,43 @@
+"""The command line: `embroute COMMAND`. Users' mistakes end in one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import embroute
+from embroute.commands.compare import compare
+from embroute.commands.data import data
+from embroute.commands.simulate import simulate_command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(embroute.__version__, prog_name="embroute")
+def cli() -> None:
+    """Route samples to embeddings, not embeddings to samples."""
+
+
+cli.add_command(compare)
+cli.add_command(data)
+cli.add_command(simulate_command)
+
+
+def main() -> None:
+    """Run the command line; errors a user can mend are told without a traceback."""
+    try:
+        cli(prog_name="embroute")
+    except ValueError as error:
+        click.echo(f"embroute: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"embroute: {where}{error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""`embroute compare`: what each policy would move and cost on your data and network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from embroute.commands.data import reported, tell_bad_rows
+from embroute.commands.data_options import data_options
+from embroute.commands.job_options import JobOptions, job_of, job_options
+from embroute.commands.results import Line, bound_line, line, subsets, table, to_json
+from embroute.config import split_outside
+from embroute.data.open import DataOptions, open_source
+from embroute.policy.catalog import SYSTEMS, make_policy
+from embroute.simulate import Job, bound, measure
+
+LOWER_BOUND = "lower-bound"
+YARDSTICK = "vanilla"
+DEFAULT = "nocache,vanilla,het(100),herald,esd(1),fae,scars,bagpipe,unbounded,lower-bound"
+
+
+def _names(text: str) -> list[str]:
+    """The policies to run; the yardstick is always among them."""
+    names = [name for name in split_outside(text, ",") if name]
+    for name in names:
+        if name != LOWER_BOUND:
+            make_policy(name)
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise ValueError(f"--policies: {sorted(doubled)[0]!r} is given twice")
+    return names if YARDSTICK in names else [YARDSTICK, *names]
+
+
+def run(names: list[str], job: Job, console: Console) -> list[Line]:
+    """Measure every policy, with a progress bar."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    lines = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(names) * job.steps)
+        for done, name in enumerate(names):
+            progress.update(task, description=f"{name:.30s}", completed=done * job.steps)
+            if name == LOWER_BOUND:
+                lines.append(bound_line(bound(job), job))
+            else:
+                outcome = measure(make_policy(name), job, lambda: progress.advance(task))
+                lines.append(line(name, outcome))
+    return lines
+
+
+_EPILOG = (
+    "Policies: "
+    + "; ".join(
+        f"{name}({', '.join(entry.options)}): {entry.about}"
+        if entry.options
+        else f"{name}: {entry.about}"
+        for name, entry in SYSTEMS.items()
+    )
+    + "; lower-bound: what no exact policy can beat. Or a mix of parts: "
+)
+_EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restricts any of them.'
+
+
+@click.command("compare", epilog=_EPILOG)
+@click.option(
+    "--data", default="online-retail", show_default=True, help="A built-in name or a path."
+)
+@click.option("--policies", default=DEFAULT, show_default=True, help="Separated by commas.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write results here.")
+@job_options
+@data_options
+def compare(
+    data_options: DataOptions,
+    options: JobOptions,
+    data: str,
+    policies: str,
+    json_path: Path | None,
+) -> None:
+    """Price policies on your data and network, without training.
+
+    Rows, bytes and cost are sums over the measured steps; step time is their mean.
+    """
+    names = _names(policies)
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise ValueError(f"--json {json_path}: the folder {json_path.parent} does not exist")
+    messages = Console(stderr=True)
+    with reported() as progress:
+        source = open_source(data, data_options, progress)
+    job = job_of(options, source)
+    lines = run(names, job, messages)
+    console = Console()
+    console.print(table(lines, job, data))
+    for sentence in subsets(lines, job):
+        console.print(sentence, highlight=False, markup=False)
+    tell_bad_rows(source)
+    if json_path is not None:
+        json_path.write_text(json.dumps(to_json(lines, job, data), indent=2) + "\n")
+        messages.print(f"written: {json_path}")

@@ -1,0 +1,146 @@
+"""The options that describe a run to price, shared by `compare` and `simulate`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import click
+
+from embroute.cluster import PRESETS, Cluster, open_cluster
+from embroute.config import parse_number, parse_size
+from embroute.cost import OPTIMIZERS
+from embroute.data.batch import Source
+from embroute.policy.setup import Setup, dims
+from embroute.simulate import Job
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """A run as written on the command line."""
+
+    network: str
+    workers: int | None
+    batch: int
+    cache: str
+    dim: str
+    optimizer: str
+    quotas: str | None
+    compute_ms_per_sample: float
+    dense_bytes: str
+    steps: int
+    warmup: int
+    epochs: int
+    shuffle: bool
+    seed: int
+
+
+_NAMES = tuple(JobOptions.__dataclass_fields__)
+_OPTIONS = (
+    click.option(
+        "--network",
+        default="edge-8",
+        show_default=True,
+        help=f"A preset ({', '.join(name + '-N' for name in PRESETS)}) or a YAML file.",
+    ),
+    click.option("--workers", type=click.IntRange(1), help="Workers [from --network]."),
+    click.option(
+        "--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples a worker."
+    ),
+    click.option(
+        "--cache",
+        default="0.1",
+        show_default=True,
+        help="Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB.",
+    ),
+    click.option(
+        "--dim", default="64", show_default=True, help="Width of a row, e.g. 64 or 64,C1=16."
+    ),
+    click.option(
+        "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True
+    ),
+    click.option("--quotas", help="Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
+    click.option(
+        "--compute-ms-per-sample", type=click.FloatRange(0), default=0.0, show_default=True
+    ),
+    click.option(
+        "--dense-bytes", default="0", show_default=True, help="Dense gradients a step, e.g. 4MB."
+    ),
+    click.option(
+        "--steps", type=click.IntRange(1), default=90, show_default=True, help="Steps in all."
+    ),
+    click.option(
+        "--warmup", type=click.IntRange(0), default=10, show_default=True, help="Not counted."
+    ),
+    click.option("--epochs", type=click.IntRange(1), default=1, show_default=True),
+    click.option("--shuffle", is_flag=True, help="Shuffle every epoch."),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+)
+
+
+def job_options(command: Callable[Concatenate[JobOptions, P], R]) -> Callable[P, R]:
+    """Add the options of a run to a command; it gets them as its first argument."""
+
+    @wraps(command)
+    def with_options(*args: P.args, **kwargs: P.kwargs) -> R:
+        values = {name: kwargs.pop(name) for name in _NAMES}
+        return command(JobOptions(**values), *args, **kwargs)  # type: ignore[arg-type]
+
+    for option in reversed(_OPTIONS):
+        with_options = option(with_options)
+    return with_options
+
+
+def cluster_of(options: JobOptions) -> Cluster:
+    """The cluster of --network, which --workers must agree with."""
+    network = options.network
+    if network in PRESETS:
+        network = f"{network}-{options.workers or 8}"
+    cluster = open_cluster(network)
+    if options.workers not in (None, cluster.num_workers):
+        preset = re.sub(r"-\d+$", f"-{options.workers}", network)
+        hint = f"; use --network {preset}" if network.partition("-")[0] in PRESETS else ""
+        raise ValueError(
+            f"--workers {options.workers}: --network {network} has {cluster.num_workers} "
+            f"workers{hint}"
+        )
+    dense = options.dense_bytes
+    size = parse_size(
+        "--dense-bytes", dense if not dense.replace(".", "").isdigit() else dense + "B"
+    )
+    if size.unit != "bytes":
+        raise ValueError(f"--dense-bytes must look like 4000000 or 4MB, got {dense!r}")
+    return replace(
+        cluster,
+        compute_s_per_sample=options.compute_ms_per_sample / 1e3,
+        dense_bytes=size.amount,
+    )
+
+
+def job_of(options: JobOptions, source: Source) -> Job:
+    """The run that the options describe, on the given data."""
+    if options.warmup >= options.steps:
+        raise ValueError(
+            f"--warmup {options.warmup}: must be below --steps {options.steps}, which includes it"
+        )
+    cluster = cluster_of(options)
+    shares = tuple(
+        parse_number("--quotas", part, 0, 1e9) for part in (options.quotas or "").split(",") if part
+    )
+    setup = Setup(
+        source.schema,
+        cluster,
+        dim=dims(options.dim, source.schema),
+        batch_size=options.batch * cluster.num_workers,
+        optimizer=options.optimizer,
+        cache=parse_size("--cache", options.cache),
+        shares=shares,
+        seed=options.seed,
+    )
+    return Job(source, setup, options.steps, options.warmup, options.epochs, options.shuffle)

@@ -1,0 +1,100 @@
+"""`embroute simulate`: one policy, step by step, as CSV."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from embroute.commands.data import reported, tell_bad_rows
+from embroute.commands.data_options import data_options
+from embroute.commands.job_options import JobOptions, job_of, job_options
+from embroute.cost import KIND_NAMES
+from embroute.data.open import DataOptions, open_source
+from embroute.policy.catalog import make_policy
+from embroute.simulate import StepReport, choose_workers, simulate, with_workers
+
+COLUMNS = (
+    "step",
+    "samples",
+    "hot",
+    *(f"{kind}_rows" for kind in KIND_NAMES),
+    *(f"{kind}_bytes" for kind in KIND_NAMES),
+    "allreduce_rows",
+    "allreduce_bytes",
+    "sample_bytes",
+    "plan_bytes",
+    "hit_rate",
+    "transmission_cost_s",
+    "step_time_s",
+    "compute_s",
+    "early_s",
+    "urgent_s",
+    "late_s",
+    "allreduce_s",
+    "shard_s",
+    "decision_ms",
+)
+
+
+def csv_row(report: StepReport) -> list[object]:
+    """A step as one line of the CSV; times of workers are those of the slowest."""
+    moved, time = report.traffic, report.time
+    return [
+        report.step,
+        int(moved.samples_W.sum()),
+        int(report.hot),
+        *moved.rows_WKIP.sum((0, 1, 3)).tolist(),
+        *moved.bytes_WKIP.sum((0, 1, 3)).tolist(),
+        moved.hot_rows,
+        moved.hot_bytes,
+        int(moved.sample_bytes_W.sum()),
+        int(moved.plan_bytes_W.sum() + moved.plan_bytes_K.sum()),
+        f"{report.hits / max(1, report.touches):.6f}",
+        f"{report.transmission_cost_s:.9g}",
+        f"{time.total_s:.9g}",
+        *(f"{times.max():.9g}" for times in (time.compute_W, time.early_W, time.urgent_W)),
+        f"{time.late_W.max():.9g}",
+        f"{time.allreduce_s:.9g}",
+        f"{time.shard_s:.9g}",
+        f"{1e3 * report.decision_s:.4f}",
+    ]
+
+
+@click.command("simulate")
+@click.option(
+    "--data", default="online-retail", show_default=True, help="A built-in name or a path."
+)
+@click.option("--policy", default="esd(1)", show_default=True, help="One policy, as for compare.")
+@click.option(
+    "--csv", "csv_path", required=True, type=click.Path(path_type=Path), help="Write steps here."
+)
+@job_options
+@data_options
+def simulate_command(
+    data_options: DataOptions, options: JobOptions, data: str, policy: str, csv_path: Path
+) -> None:
+    """Simulate one policy and write a line per step, warm-up included."""
+    chosen = make_policy(policy)
+    if not csv_path.absolute().parent.is_dir():
+        raise ValueError(f"--csv {csv_path}: the folder {csv_path.parent} does not exist")
+    messages = Console(stderr=True)
+    with reported() as progress:
+        source = open_source(data, data_options, progress)
+    job = job_of(options, source)
+    job = with_workers(job, choose_workers(chosen, job))
+    steps = 0
+    with csv_path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        reports = simulate(chosen, job)
+        for report in track(reports, policy, job.steps, console=messages, transient=True):
+            writer.writerow(csv_row(report))
+            steps += 1
+    tell_bad_rows(source)
+    if steps < job.steps:
+        messages.print(f"the data ended after {steps} of {job.steps} steps")
+    messages.print(f"written: {csv_path} ({steps} steps)", highlight=False)

@@ -1,0 +1,237 @@
+"""Pricing plans without training: step by step, or summed over the measured steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cost import StepTime, Traffic, step_time, transfer_cost_W, transmission_cost
+from embroute.data.batch import Batch, Source
+from embroute.data.stream import batches
+from embroute.kernels.transfers import empty_counts, tally
+from embroute.policy.bounds import Bound, lower_bound
+from embroute.policy.catalog import make_policy
+from embroute.policy.parts import Policy
+from embroute.policy.plan import drain, traffic
+from embroute.policy.plans import Step, plans, start
+from embroute.policy.setup import Setup
+from embroute.policy.state import State
+
+I64 = npt.NDArray[np.int64]
+
+CALIBRATION_SHARE = 0.05  # of the data, read to choose a hot set (FAE's default)
+CALIBRATION_BATCHES = (10, 200)  # but at least and at most so many batches
+TRIAL_STEPS, TRIAL_WARMUP = 40, 10  # to choose the workers of workers=fast
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to simulate: data, setup, and which steps are measured."""
+
+    source: Source
+    setup: Setup
+    steps: int = 90  # in all, warm-up included
+    warmup: int = 10
+    epochs: int | None = 1
+    shuffle: bool = False
+
+    def batches(self) -> Iterator[Batch]:
+        """The run's batches, from the start."""
+        stream = batches(
+            self.source,
+            self.setup.batch_size,
+            epochs=self.epochs,
+            shuffle=self.shuffle,
+            seed=self.setup.seed,
+        )
+        return islice(stream, self.steps)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step, priced."""
+
+    step: int
+    traffic: Traffic
+    time: StepTime
+    transmission_cost_s: float
+    hits: int
+    touches: int
+    decision_s: float
+    hot: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The measured steps of one policy, summed; times per step are means."""
+
+    policy: Policy
+    workers: tuple[int, ...]  # of the cluster, in the order of the policy's workers
+    setup: Setup
+    steps: int
+    traffic: Traffic
+    drain_rows_W: I64  # of a drain at the end, less that of one at the start
+    drain_bytes_WK: I64
+    transmission_cost_s: float
+    step_time_s: float
+    hit_rate: float
+    decision_ms: float
+
+
+def calibrate(job: Job) -> I64:
+    """Look-ups per row in the head of the data, from which hot sets are chosen."""
+    counts_R = np.zeros(job.setup.schema.num_rows, np.int64)
+    least, most = CALIBRATION_BATCHES
+    size = job.setup.batch_size
+    wanted = int(CALIBRATION_SHARE * (job.source.num_samples or 0) / size)
+    for batch in islice(batches(job.source, size), min(max(least, wanted), most)):
+        np.add.at(counts_R, batch.rows[batch.rows >= 0], 1)
+    return counts_R
+
+
+def report(step: Step) -> StepReport:
+    """Price one step."""
+    setup, plan = step.state.setup, step.plan
+    moved = traffic(plan, setup)
+    hits, touches = plan.hits
+    return StepReport(
+        plan.step,
+        moved,
+        step_time(moved, setup.cluster),
+        transmission_cost(moved, setup.cluster),
+        hits,
+        touches,
+        step.decision_s,
+        plan.now.batch.hot,
+    )
+
+
+def begin(policy: Policy, job: Job) -> State:
+    """The state before the first step."""
+    return start(policy, job.setup, calibrate(job) if policy.regroup else None)
+
+
+def simulate(policy: Policy, job: Job) -> Iterator[StepReport]:
+    """Per-step reports of a policy on a job."""
+    state = begin(policy, job)
+    for step in plans(policy, job.batches(), state):
+        yield report(step)
+
+
+def _drain_size(state: State, policy: Policy) -> tuple[I64, I64]:
+    """Rows per worker, and bytes per worker and shard, of a drain now."""
+    workers, shards = state.setup.num_workers, state.setup.cluster.num_shards
+    rows, sizes = empty_counts(workers, shards), empty_counts(workers, shards)
+    tally(drain(state, policy.sync.record), state.setup.record_bytes_XA, rows, sizes)
+    return rows.sum((1, 2, 3)), sizes.sum((2, 3))
+
+
+def measure(policy: Policy, job: Job, tick: Callable[[], None] = lambda: None) -> Outcome:
+    """Simulate a policy and sum its measured steps; `tick` is called after every step."""
+    workers = choose_workers(policy, job)
+    job = with_workers(job, workers)
+    state = begin(policy, job)
+    before = _drain_size(state, policy)
+    reports = []
+    for step in plans(policy, job.batches(), state):
+        priced = report(step)
+        if step.plan.step < job.warmup:
+            before = _drain_size(state, policy) if step.plan.step == job.warmup - 1 else before
+        else:
+            reports.append(priced)
+        tick()
+    if not reports:
+        raise ValueError(
+            f"--warmup {job.warmup}: the data ends before the first measured step "
+            f"(batches of {job.setup.batch_size} samples); use a smaller batch or more epochs"
+        )
+    after = _drain_size(state, policy)
+    difference = (after[0] - before[0], after[1] - before[1])
+    return _outcome(policy, workers, state.setup, reports, difference)
+
+
+def _outcome(
+    policy: Policy,
+    workers: tuple[int, ...],
+    setup: Setup,
+    reports: list[StepReport],
+    drained: tuple[I64, I64],
+) -> Outcome:
+    """Sums and means over the measured steps."""
+    total = reports[0].traffic
+    for later in reports[1:]:
+        total = total + later.traffic
+    pushes_WKI = np.zeros((*drained[1].shape, total.rows_WKIP.shape[2]), np.int64)
+    pushes_WKI[:, :, 2] = drained[1]
+    drain_cost = float(transfer_cost_W(pushes_WKI, setup.cluster).sum())
+    touches = sum(step.touches for step in reports)
+    return Outcome(
+        policy,
+        workers,
+        setup,
+        len(reports),
+        total,
+        drained[0],
+        drained[1],
+        sum(step.transmission_cost_s for step in reports) + drain_cost,
+        float(np.mean([step.time.total_s for step in reports])),
+        sum(step.hits for step in reports) / max(1, touches),
+        1e3 * float(np.median([step.decision_s for step in reports])),
+    )
+
+
+def bound(job: Job) -> Bound:
+    """The lower bound on a job."""
+    return lower_bound(job.batches(), job.setup, job.warmup)
+
+
+def with_workers(job: Job, workers: tuple[int, ...]) -> Job:
+    """The same job, the same global batch, on some of the workers."""
+    if len(workers) == job.setup.num_workers:
+        return job
+    shares = tuple(job.setup.shares[w] for w in workers) if job.setup.shares else ()
+    setup = replace(job.setup, cluster=job.setup.cluster.only(workers), shares=shares)
+    return replace(job, setup=setup)
+
+
+def choose_workers(policy: Policy, job: Job) -> tuple[int, ...]:
+    """Workers of a policy: all, a list such as 0+2, or the fastest for it (workers=fast)."""
+    count = job.setup.num_workers
+    if policy.workers == "all":
+        return tuple(range(count))
+    if policy.workers != "fast":
+        return _listed(policy, count)
+    cluster = job.setup.cluster
+    speed = np.lexsort((cluster.compute_s_W, -cluster.bytes_s_W))
+    trial = replace(job, steps=min(job.steps, TRIAL_STEPS), warmup=min(job.warmup, TRIAL_WARMUP))
+    everyone = replace(policy, workers="all")
+    best: tuple[float, tuple[int, ...]] = (np.inf, tuple(range(count)))
+    for size in range(count, 0, -1):
+        subset = tuple(sorted(int(w) for w in speed[:size]))
+        try:
+            time_s = measure(everyone, with_workers(trial, subset)).step_time_s
+        except ValueError:
+            continue  # the caches of so few workers do not hold a step
+        best = min(best, (time_s, subset))
+    return best[1]
+
+
+def _listed(policy: Policy, count: int) -> tuple[int, ...]:
+    parts = policy.workers.split("+")
+    if not all(part.isdigit() and int(part) < count for part in parts) or len(set(parts)) < len(
+        parts
+    ):
+        raise ValueError(
+            f"{policy.name}: workers must be all, fast, or numbers below {count} such as 0+1+2, "
+            f"got {policy.workers!r}"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def measure_named(text: str, job: Job, tick: Callable[[], None] = lambda: None) -> Outcome:
+    """Measure the policy of a name."""
+    return measure(make_policy(text), job, tick)
