@@ -114,7 +114,7 @@ def test_undecodable_bytes(tmp_path: Path) -> None:
         ("", "clicks.csv: the file is empty"),
         ("\n\n", "clicks.csv: the file is empty"),
         ("\ny,a,x\n1,2,3\n", "clicks.csv: the file has no header"),
-        (HEADER, "clicks.csv: no samples; the files hold only headers"),
+        (HEADER, "clicks.csv: no samples; the files hold no rows"),
         ("y,a,z\n1,u,2\n", "--dense: .*clicks.csv has no column 'x'; the columns are y, a, z"),
         ("y,a,x,a\n1,u,2,3\n", "the header names column 'a' twice"),
     ],
@@ -194,6 +194,13 @@ def test_parquet_names_row_column_and_value(tmp_path: Path) -> None:
         open_source(str(path), OPTIONS)
     with pytest.raises(ValueError, match=r"t.parquet is parquet, .* give --categorical"):
         open_source(str(path))
+
+
+def test_parquet_type_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pl.DataFrame({"y": [0], "a": ["u"], "x": [[1.0, 2.0]]}).write_parquet(path)
+    with pytest.raises(ValueError, match="column x holds List"):
+        open_source(str(path), OPTIONS)
 
 
 def test_criteo_line_with_a_bad_value(tmp_path: Path) -> None:

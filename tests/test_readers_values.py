@@ -249,6 +249,40 @@ def test_hash_never_changes(tmp_path: Path) -> None:
     assert whole(open_source(str(path), options)).rows.tolist() == [342, 315, 675, 713]
 
 
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5)
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.sampled_from(["\n", "\r\n"]))
+def test_any_text_has_the_key_of_its_bytes(
+    tmp_path_factory: pytest.TempPathFactory, quoted: bool, cells: list[tuple[str, str]], end: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / f"any-{quoted}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        quoting = csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
+        writer = csv.writer(file, quoting=quoting, lineterminator=end)
+        writer.writerows([("a", "b"), *cells])
+    options = DataOptions(categorical=("b", "a"), ids="hash", hash_rows=2**31 - 1)
+    source = open_source(str(path), options)
+    expected = [[fnv_1a(b) % (2**31 - 1), fnv_1a(a) % (2**31 - 1)] for a, b in cells]
+    rows_SF = whole(source).rows.reshape(-1, 2) - source.schema.first_rows[:-1]
+    assert rows_SF.tolist() == expected
+
+
+def test_progress_of_opening_reaches_the_end(tmp_path: Path) -> None:
+    path = write_criteo(tmp_path / "day", criteo_lines(30))
+    shares: list[float] = []
+    reading = Reading((path, path), criteo(), block_bytes=1000)
+    source = open_files(reading, Numbering(), lambda what, share: shares.append(share))
+    assert len(shares) > 5
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    told = len(shares)
+    assert sum(len(chunk) for chunk in source.chunks()) == 60
+    assert len(shares) == told
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(-3000, 3000), max_size=2500), max_size=5))
 def test_vocabulary_numbers_by_first_appearance(chunks: list[list[int]]) -> None:

@@ -48,7 +48,7 @@ def decode(rows: Rows, layout: Layout, skip_bad_rows: bool, counts: Counter[str]
     label = _label(rows.frame, layout, checked)
     dense = _dense(rows.frame, layout, checked)
     time = _time(rows.frame, layout, checked)
-    batch = _fields(rows.frame, layout, checked, (dense, label))
+    batch = _fields(rows, layout, checked, (dense, label))
     checked.settle(skip_bad_rows, counts)
     keyed = Keyed(batch, time)
     return keyed if checked.good.all() else keyed.take(np.flatnonzero(checked.good))
@@ -65,7 +65,7 @@ def _label(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
 def _dense(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
     """Dense columns, 0 where a value is missing."""
     if not layout.dense:
-        return np.zeros((frame.height, 0), np.float32)
+        return np.zeros((len(checked.good), 0), np.float32)
     numbers = rules.numbers_of(frame.select(layout.dense))
     for name, nulls in zip(layout.dense, numbers.null_count().row(0), strict=True):
         if nulls > frame[name].null_count():
@@ -88,17 +88,22 @@ def _time(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F64:
     return time.numbers
 
 
-def _fields(frame: pl.DataFrame, layout: Layout, checked: Sieve, values: tuple[F32, F32]) -> Batch:
+def _fields(rows: Rows, layout: Layout, checked: Sieve, values: tuple[F32, F32]) -> Batch:
     """The batch of all fields; `values` are the dense columns and the labels."""
-    words = frame.select(layout.categorical)
+    words = rows.frame.select(name for name in layout.categorical if name not in rows.keys)
     for name, rule in layout.derived.items():
         derived = rule(words[name])
         checked.reject(derived.bad, name, derived.reason)
         words = words.with_columns(derived.words)
-    keys_SF = keys_of(words.select(_TEXT), layout.padding)
+    keys = dict(rows.keys)
+    if words.width:
+        keys.update(zip(words.columns, keys_of(words.select(_TEXT), layout.padding).T, strict=True))
+    keys_SF = np.empty((len(rows.numbers), len(layout.categorical)), np.int64)
+    for position, name in enumerate(layout.categorical):
+        keys_SF[:, position] = keys[name]
     if not layout.bags:
         return one_hot(keys_SF, *values)
-    bags = [_bag(frame[name], layout.bag_separator) for name in layout.bags]
+    bags = [_bag(rows.frame[name], layout.bag_separator) for name in layout.bags]
     return _with_bags(keys_SF, bags, values)
 
 
@@ -115,8 +120,7 @@ def _bag(values: pl.Series, separator: str) -> tuple[I64, I64]:
 
 def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], values: tuple[F32, F32]) -> Batch:
     """A batch of fields with one id each, followed by fields with a bag each."""
-    # Without a column polars knows no height, so the samples are counted by their dense values.
-    samples, single = len(values[0]), keys_SF.shape[1]
+    samples, single = keys_SF.shape
     num_fields = single + len(bags)
     lengths_SF = np.ones((samples, num_fields), np.int64)
     for position, (_, lengths) in enumerate(bags, single):
@@ -124,8 +128,7 @@ def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], values: tuple[F32, F32
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_SF.ravel())])
     rows = np.empty(offsets[-1], np.int64)
     starts_SF = offsets[:-1].reshape(samples, num_fields)
-    if single:
-        rows[starts_SF[:, :single]] = keys_SF
+    rows[starts_SF[:, :single]] = keys_SF
     for position, (keys, lengths) in enumerate(bags, single):
         before = np.cumsum(lengths) - lengths
         rows[np.arange(len(keys)) + np.repeat(starts_SF[:, position] - before, lengths)] = keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +42,8 @@ class Rows:
     numbers: npt.NDArray[np.int64]
     frame: pl.DataFrame
     bad: BadRows  # rows that could not be parsed at all
+    keys: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    """Keys of the categorical columns that were hashed while parsing and are not in the frame."""
 
 
 @dataclass

@@ -22,6 +22,17 @@ U8 = npt.NDArray[np.uint8]
 
 NO_KEY = 0  # the key of a value that touches no row; no text has it
 _FIRST_SLOTS = 1024
+_FNV_BASIS, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
+_NEWLINE, _RETURN = 10, 13
+
+
+@kernel
+def mixed(key: np.uint64) -> np.int64:
+    """MurmurHash3's finalizer; NO_KEY is kept for values that touch no row."""
+    key = (key ^ (key >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    key = (key ^ (key >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    key = key ^ (key >> np.uint64(33))
+    return np.int64(key) if key else np.int64(1)
 
 
 @kernel
@@ -29,21 +40,46 @@ def hash_texts(data: U8, lengths: I64, out: I64) -> None:
     """The keys of texts that stand one behind the other in `data`."""
     position = 0
     for text in range(len(lengths)):
-        key = np.uint64(0xCBF29CE484222325)
+        key = _FNV_BASIS
         for i in range(position, position + lengths[text]):
-            key = (key ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
+            key = (key ^ np.uint64(data[i])) * _FNV_PRIME
         position += lengths[text]
-        key = (key ^ (key >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-        key = (key ^ (key >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-        key = key ^ (key >> np.uint64(33))
-        out[text] = np.int64(key) if key else np.int64(1)
+        out[text] = mixed(key)
+
+
+@kernel
+def hash_cells(data: U8, separator: int, field_of_column: I64, padding: bool, keys_SF: I64) -> None:
+    """The keys of values in whole lines without quotation marks, samples x fields.
+
+    A column whose field is -1 is passed over; with `padding`, an empty value has NO_KEY.
+    """
+    sample, column, start, key = 0, 0, 0, _FNV_BASIS
+    field = field_of_column[0]
+    for i in range(len(data)):
+        byte = data[i]
+        if byte in (separator, _NEWLINE):
+            end = i - 1 if byte == _NEWLINE and i > start and data[i - 1] == _RETURN else i
+            if field >= 0:
+                keys_SF[sample, field] = NO_KEY if padding and start == end else mixed(key)
+            sample, column = (sample + 1, 0) if byte == _NEWLINE else (sample, column + 1)
+            field = field_of_column[column]
+            start, key = i + 1, _FNV_BASIS
+        elif field >= 0 and (byte != _RETURN or data[i + 1] != _NEWLINE):
+            key = (key ^ np.uint64(byte)) * _FNV_PRIME
+
+
+def keys_of_cells(
+    data: bytes, separator: str, field_of_column: I64, padding: bool, num_samples: int
+) -> I64:
+    """The keys of the columns that have a field, of lines without quotation marks."""
+    keys = np.empty((num_samples, int(field_of_column.max()) + 1), np.int64)
+    hash_cells(np.frombuffer(data, np.uint8), ord(separator), field_of_column, padding, keys)
+    return keys
 
 
 def keys_of(texts: pl.DataFrame, padding: bool = False) -> I64:
     """The keys of columns of text, samples x columns; with `padding`, an empty one has NO_KEY."""
     keys = np.empty(texts.shape, np.int64)
-    if not texts.width:
-        return keys
     lengths = texts.select(pl.all().str.len_bytes().cast(pl.Int64)).to_numpy()
     joined = texts.select(pl.all().str.join("")).row(0)
     for column, text in enumerate(joined):

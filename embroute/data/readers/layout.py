@@ -92,6 +92,11 @@ class Layout:
         return self.categorical + self.bags
 
     @property
+    def keyable(self) -> tuple[str, ...]:
+        """Categorical columns whose text is the value."""
+        return tuple(name for name in self.categorical if name not in self.derived)
+
+    @property
     def used(self) -> tuple[str, ...]:
         """Every column that is read, once."""
         single = [name for name in (self.label, self.time) if name is not None]

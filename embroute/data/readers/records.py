@@ -41,6 +41,11 @@ class Syntax:
     separator: str = ","
     quoted: bool = True
 
+    @property
+    def mark(self) -> str:
+        """The single character between values of a block."""
+        return "\t" if self.separator == "::" else self.separator
+
 
 @dataclass(frozen=True)
 class Block:
@@ -135,7 +140,7 @@ def blocks(
             pending += more
         if ended and pending and not pending.endswith(b"\n"):
             pending += b"\n"
-        text = pending if syntax.separator != "::" else pending.replace(b"::", b"\t")
+        text = pending.replace(b"::", b"\t") if syntax.separator == "::" else pending
         records = _scan(text, syntax, columns, line)
         if len(records):
             yield _block(text, records, syntax, columns)
@@ -154,8 +159,7 @@ def _behind(text: bytes, record: I64) -> tuple[int, bytes]:
 
 def _scan(text: bytes, syntax: Syntax, columns: int, line: int) -> I64:
     """The records of a text, one row each."""
-    separator = "\t" if syntax.separator == "::" else syntax.separator
-    marks = ord(separator), ord('"') if syntax.quoted else _NO_QUOTES
+    marks = ord(syntax.mark), ord('"') if syntax.quoted else _NO_QUOTES
     # A record that ends early for its stray quotation mark still takes one newline of the text.
     records = np.empty((text.count(b"\n"), 5), np.int64)
     num = scan(np.frombuffer(text, np.uint8), marks, columns, line, records)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from embroute.data.readers.faults import BadRows, Rows
 from embroute.data.readers.files import Progress, is_parquet, open_bytes
+from embroute.data.readers.keys import keys_of_cells
 from embroute.data.readers.layout import Layout
-from embroute.data.readers.records import BLOCK_BYTES, Block, blocks, read_header
+from embroute.data.readers.records import BLOCK_BYTES, Block, Syntax, blocks, read_header
 
 SLICE_ROWS = 65536
 
@@ -62,38 +64,55 @@ def _text_rows(path: Path, reading: Reading) -> Iterator[tuple[Rows, int]]:
         text = blocks(stream, layout.syntax, len(names), start, reading.block_bytes)
         for block in text:
             empty = False
-            frame = _parse(path, block, names, layout)
-            yield Rows(str(path), "line", block.lines, frame, block.bad), stream.position
+            yield _parse(path, block, names, layout), stream.position
         if empty:
             raise ValueError(f"{path}: the file is empty")
 
 
-def _parse(path: Path, block: Block, names: list[str], layout: Layout) -> pl.DataFrame:
-    """The columns in use, as text."""
-    used, syntax = list(layout.used), layout.syntax
-    if not block.data:
-        return pl.DataFrame(schema=dict.fromkeys(used, pl.String))
-    try:
-        frame = pl.read_csv(
-            block.data,
-            has_header=False,
-            schema=dict.fromkeys(names, pl.String),
-            columns=sorted(names.index(name) for name in used),
-            separator="\t" if syntax.separator == "::" else syntax.separator,
-            quote_char='"' if syntax.quoted else None,
-        )
-    except pl.exceptions.PolarsError as error:
+def _parse(path: Path, block: Block, names: list[str], layout: Layout) -> Rows:
+    """The columns in use as text; categories are hashed at once where no quotes are in the way."""
+    keys = {}
+    if layout.keyable and not (layout.syntax.quoted and b'"' in block.data):
+        keys = _keys(block, names, layout)
+    parsed = [name for name in layout.used if name not in keys or name == layout.time]
+    frame = pl.DataFrame(schema=dict.fromkeys(parsed, pl.String))
+    if block.data and parsed:
         lines = f"lines {block.lines[0]} to {block.lines[-1]}"
-        raise ValueError(f"{path}, {lines}: cannot be parsed: {error}") from None
-    if frame.height != len(block.lines):
-        lines = f"lines {block.lines[0]} to {block.lines[-1]}"
-        raise ValueError(f"{path}, {lines}: {frame.height} rows in {len(block.lines)} records")
-    return frame
+        try:
+            frame = _frame(block, names, parsed, layout.syntax)
+        except pl.exceptions.PolarsError as error:
+            raise ValueError(f"{path}, {lines}: cannot be parsed: {error}") from None
+        if frame.height != len(block.lines):
+            raise ValueError(f"{path}, {lines}: {frame.height} rows in {len(block.lines)} records")
+    return Rows(str(path), "line", block.lines, frame, block.bad, keys)
+
+
+def _frame(block: Block, names: list[str], parsed: list[str], syntax: Syntax) -> pl.DataFrame:
+    """The named columns as text."""
+    return pl.read_csv(
+        block.data,
+        has_header=False,
+        schema=dict.fromkeys(names, pl.String),
+        columns=sorted(names.index(name) for name in parsed),
+        separator=syntax.mark,
+        quote_char='"' if syntax.quoted else None,
+    )
+
+
+def _keys(block: Block, names: list[str], layout: Layout) -> dict[str, npt.NDArray[np.int64]]:
+    """Keys of the categorical columns, straight from the text."""
+    fields = {name: field for field, name in enumerate(layout.keyable)}
+    field_of_column = np.array([fields.get(name, -1) for name in names])
+    cells = block.data, layout.syntax.mark
+    keys_SF = keys_of_cells(*cells, field_of_column, layout.padding, len(block.lines))
+    return {name: keys_SF[:, field] for name, field in fields.items()}
 
 
 def _parquet_rows(path: Path, reading: Reading) -> Iterator[tuple[Rows, int]]:
     """Slices of a parquet file, and the bytes of it read so far."""
-    _check_columns(path, _parquet_schema(path).names(), reading.layout)
+    schema = _parquet_schema(path)
+    _check_columns(path, schema.names(), reading.layout)
+    _check_types(path, schema, reading.layout)
     lazy = pl.scan_parquet(path, glob=False).select(reading.layout.used)
     try:
         total = int(lazy.select(pl.len()).collect().item())
@@ -122,3 +141,12 @@ def _check_columns(path: Path, names: list[str], layout: Layout) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{path}: the header names column {twice!r} twice")
+
+
+def _check_types(path: Path, schema: pl.Schema, layout: Layout) -> None:
+    """Refuse parquet columns that are neither text nor numbers, truth values or times."""
+    for name in layout.used:
+        kind = schema[name]
+        listed = isinstance(kind, pl.List) and name in layout.bags
+        if (kind.is_nested() and not listed) or kind in (pl.Binary, pl.Object):
+            raise ValueError(f"{path}: column {name} holds {kind}, which cannot be read")

@@ -86,7 +86,7 @@ def _from_files(reading: Reading, progress: Progress | None) -> Pieces:
             yield piece
         if not samples:
             skipped = sum(counts.values())
-            why = f"all {skipped} rows are bad" if skipped else "the files hold only headers"
+            why = f"all {skipped} rows are bad" if skipped else "the files hold no rows"
             raise ValueError(f"{reading.files[0]}: no samples; {why}")
 
     return pieces
