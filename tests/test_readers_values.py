@@ -260,9 +260,9 @@ def test_any_text_has_the_key_of_its_bytes(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / f"any-{quoted}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
-        quoting = csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
-        writer = csv.writer(file, quoting=quoting, lineterminator=end)
-        writer.writerows([("a", "b"), *cells])
+        minimal = csv.writer(file, lineterminator=end)
+        full = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator=end)
+        (full if quoted else minimal).writerows([("a", "b"), *cells])
     options = DataOptions(categorical=("b", "a"), ids="hash", hash_rows=2**31 - 1)
     source = open_source(str(path), options)
     expected = [[fnv_1a(b) % (2**31 - 1), fnv_1a(a) % (2**31 - 1)] for a, b in cells]
