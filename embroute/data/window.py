@@ -41,9 +41,9 @@ class Horizon:
 
     def __init__(self, num_rows: int, lookahead: int) -> None:
         self.lookahead = max(1, lookahead)
-        self._ring = Ring(
-            np.zeros(num_rows, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32)
-        )
+        seen_R = np.zeros(num_rows, np.int64)
+        seen_R.fill(0)  # rows come at random: have the system map the pages now, all at once
+        self._ring = Ring(seen_R, np.zeros(1, np.int32), np.zeros(1, np.int32))
         self._waiting: deque[tuple[Indexed, int]] = deque()
         self._next_step = 0
         self._base = 0

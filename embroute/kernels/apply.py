@@ -5,13 +5,12 @@ Axes: W workers, C slots, R rows, U distinct rows of the step, T touches.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Caches, Placement
 from embroute.kernels.codes import (
+    CLOCK,
     DIRTY,
     EXCLUSIVE,
     FILL,
@@ -20,8 +19,11 @@ from embroute.kernels.codes import (
     LOCAL,
     NOTHING,
     REPLICA,
+    ROW,
     SHARED,
     SLOT_MASK,
+    START,
+    USED,
 )
 from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
@@ -45,8 +47,8 @@ def occupy(caches: Caches, rows: StepRows, touches: Touches, placement: Placemen
         u = touches.unique_T[t]
         if placement.victim_T[t] >= 0:
             caches.cell_RW[placement.victim_T[t], w] = 0
-        caches.row_WC[w, slot] = rows.rows_U[u]
-        caches.touched_WC[w, slot] = rows.step + 1
+        caches.slot_WCF[w, slot, ROW] = rows.rows_U[u]
+        caches.slot_WCF[w, slot, USED] = rows.step + 1
         a = rows.arena_U[u]
         used = slot - caches.first_WA[w, a] + 1
         if used > caches.used_WA[w, a]:
@@ -63,7 +65,7 @@ def _settle_replica(caches: Caches, row: int, step: int) -> None:
             continue
         keeper = DIRTY if k == row % num_workers else 0
         caches.cell_RW[row, k] = (slot + 1) | FRESH | keeper
-        caches.touched_WC[k, slot] = step + 1
+        caches.slot_WCF[k, slot, USED] = step + 1
 
 
 @kernel
@@ -106,17 +108,9 @@ def drop(caches: Caches, rows: StepRows, touches: Touches, decision: Decision) -
             caches.cell_RW[rows.rows_U[touches.unique_T[t]], touches.worker_T[t]] = 0
 
 
-class Clocks(NamedTuple):
-    """Version counters of bounded staleness; empty where a policy is exact."""
-
-    start_WC: I32  # the shard's clock when the copy was pulled
-    clock_WC: I32  # the copy's own clock
-    global_R: I32  # the shard's clock
-
-
 @kernel
 def tick(
-    clocks: Clocks,
+    caches: Caches,
     rows: StepRows,
     touches: Touches,
     decision: Decision,
@@ -126,21 +120,21 @@ def tick(
     """Advance the clocks by a step. `pushed`: returns, which land before it, and evictions."""
     returned, evicted = pushed
     for i in range(len(returned.row)):
-        clock = clocks.clock_WC[returned.worker[i], returned.slot[i]]
-        clocks.global_R[returned.row[i]] = max(clocks.global_R[returned.row[i]], clock)
+        clock = caches.slot_WCF[returned.worker[i], returned.slot[i], CLOCK]
+        caches.clock_R[returned.row[i]] = max(caches.clock_R[returned.row[i]], clock)
     # The slots of evicted copies are about to be taken over.
     left = np.empty(len(evicted.row), np.int32)
     for i in range(len(left)):
-        left[i] = clocks.clock_WC[evicted.worker[i], evicted.slot[i]]
+        left[i] = caches.slot_WCF[evicted.worker[i], evicted.slot[i], CLOCK]
     for t in range(len(placement.slot_T)):
         w, slot = touches.worker_T[t], placement.slot_T[t]
         if decision.need_T[t] != HIT:
-            clock = clocks.global_R[rows.rows_U[touches.unique_T[t]]]
-            clocks.start_WC[w, slot] = clock
-            clocks.clock_WC[w, slot] = clock
-        clocks.clock_WC[w, slot] += 1
+            clock = caches.clock_R[rows.rows_U[touches.unique_T[t]]]
+            caches.slot_WCF[w, slot, START] = clock
+            caches.slot_WCF[w, slot, CLOCK] = clock
+        caches.slot_WCF[w, slot, CLOCK] += 1
     for i in range(len(left)):
-        clocks.global_R[evicted.row[i]] = max(clocks.global_R[evicted.row[i]], left[i])
+        caches.clock_R[evicted.row[i]] = max(caches.clock_R[evicted.row[i]], left[i])
 
 
 @kernel

@@ -11,7 +11,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import FREE, HIT, MISS, SLOT_MASK, STALE
+from embroute.kernels.codes import (
+    BUCKET,
+    FREE,
+    HIT,
+    MARK,
+    MISS,
+    NEXT,
+    PREV,
+    ROW,
+    SLOT_MASK,
+    STALE,
+)
 from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
 
@@ -24,22 +35,13 @@ class Caches(NamedTuple):
     """Everything known of copies and slots. Zeros mean empty, so untouched pages cost nothing."""
 
     cell_RW: I32  # slot + 1, FRESH, DIRTY
-    row_WC: I32
-    touched_WC: I32  # step of the last touch, plus one
-    mark_WC: I32  # scratch of the step being planned
+    slot_WCF: I32  # fields F of a slot: ROW, USED, MARK, PREV, NEXT, BUCKET, START, CLOCK
     first_WA: I64  # first slot of each arena
     capacity_WA: I64
     used_WA: I64  # slots handed out so far
-
-
-class Lists(NamedTuple):
-    """Slots of each worker and arena in buckets, oldest first; links hold slot + 1, 0 is none."""
-
-    prev_WC: I32
-    next_WC: I32
-    bucket_WC: I32  # bucket + 1, 0 while the slot was never placed
-    head_WAB: I32
-    tail_WAB: I32
+    head_WAB: I32  # oldest slot + 1 of each bucket
+    tail_WAB: I32  # youngest
+    clock_R: I32  # bounded staleness: the shard's clock; empty where a policy is exact
 
 
 class Moves(NamedTuple):
@@ -56,40 +58,44 @@ def copies(cell_RW: I32, rows_U: I64) -> I32:
     """Cells of the given rows: copies_UW."""
     out = np.empty((len(rows_U), cell_RW.shape[1]), np.int32)
     for u in range(len(rows_U)):
-        out[u] = cell_RW[rows_U[u]]
+        row = rows_U[u]
+        for w in range(cell_RW.shape[1]):
+            out[u, w] = cell_RW[row, w]
     return out
 
 
 @kernel
-def _unlink(lists: Lists, w: int, a: int, slot: int) -> None:
-    before, after = lists.prev_WC[w, slot], lists.next_WC[w, slot]
-    bucket = lists.bucket_WC[w, slot] - 1
+def _unlink(caches: Caches, w: int, a: int, slot: int) -> None:
+    slots = caches.slot_WCF
+    before, after = slots[w, slot, PREV], slots[w, slot, NEXT]
+    bucket = slots[w, slot, BUCKET] - 1
     if before:
-        lists.next_WC[w, before - 1] = after
+        slots[w, before - 1, NEXT] = after
     else:
-        lists.head_WAB[w, a, bucket] = after
+        caches.head_WAB[w, a, bucket] = after
     if after:
-        lists.prev_WC[w, after - 1] = before
+        slots[w, after - 1, PREV] = before
     else:
-        lists.tail_WAB[w, a, bucket] = before
+        caches.tail_WAB[w, a, bucket] = before
 
 
 @kernel
-def move(lists: Lists, moves: Moves) -> None:
+def move(caches: Caches, moves: Moves) -> None:
     """Place or re-place slots at the young end of their buckets."""
+    slots = caches.slot_WCF
     for i in range(len(moves.slot)):
         w, a, slot, bucket = moves.worker[i], moves.arena[i], moves.slot[i], moves.bucket[i]
-        if lists.bucket_WC[w, slot]:
-            _unlink(lists, w, a, slot)
-        tail = lists.tail_WAB[w, a, bucket]
-        lists.prev_WC[w, slot] = tail
-        lists.next_WC[w, slot] = 0
-        lists.bucket_WC[w, slot] = bucket + 1
+        if slots[w, slot, BUCKET]:
+            _unlink(caches, w, a, slot)
+        tail = caches.tail_WAB[w, a, bucket]
+        slots[w, slot, PREV] = tail
+        slots[w, slot, NEXT] = 0
+        slots[w, slot, BUCKET] = bucket + 1
         if tail:
-            lists.next_WC[w, tail - 1] = slot + 1
+            slots[w, tail - 1, NEXT] = slot + 1
         else:
-            lists.head_WAB[w, a, bucket] = slot + 1
-        lists.tail_WAB[w, a, bucket] = slot + 1
+            caches.head_WAB[w, a, bucket] = slot + 1
+        caches.tail_WAB[w, a, bucket] = slot + 1
 
 
 # Marks of a slot in the step being planned; those of earlier steps fade by themselves.
@@ -98,25 +104,25 @@ _STEP_SHIFT = 3
 
 
 @kernel
-def set_mark(mark_WC: I32, w: int, slot: int, bit: int, step: int) -> None:
+def set_mark(caches: Caches, w: int, slot: int, bit: int, step: int) -> None:
     """Mark one slot."""
     now = (step + 1) << _STEP_SHIFT
-    old = mark_WC[w, slot]
-    mark_WC[w, slot] = (old if old >= now else now) | bit
+    old = caches.slot_WCF[w, slot, MARK]
+    caches.slot_WCF[w, slot, MARK] = (old if old >= now else now) | bit
 
 
 @kernel
-def marked(mark_WC: I32, w: int, slot: int, bit: int, step: int) -> bool:
+def marked(caches: Caches, w: int, slot: int, bit: int, step: int) -> bool:
     """Whether a slot carries the mark in this step."""
-    value = mark_WC[w, slot]
+    value = caches.slot_WCF[w, slot, MARK]
     return bool(value >> _STEP_SHIFT == step + 1 and value & bit != 0)
 
 
 @kernel
-def mark(mark_WC: I32, worker: I32, slot: I32, bit: int, step: int) -> None:
+def mark(caches: Caches, worker: I32, slot: I32, bit: int, step: int) -> None:
     """Mark slots."""
     for i in range(len(slot)):
-        set_mark(mark_WC, worker[i], slot[i], bit, step)
+        set_mark(caches, worker[i], slot[i], bit, step)
 
 
 class Request(NamedTuple):
@@ -139,7 +145,7 @@ class Placement(NamedTuple):
 
 
 @kernel
-def _next_slot(caches: Caches, lists: Lists, request: Request, at: I64, cursor: I64) -> int:
+def _next_slot(caches: Caches, request: Request, at: I64, cursor: I64) -> int:
     """Next slot to take from worker at[0], arena at[1]: never used, free, or the next victim.
 
     `cursor` holds: slots taken of those never used, position in order_B, next slot + 1.
@@ -154,15 +160,15 @@ def _next_slot(caches: Caches, lists: Lists, request: Request, at: I64, cursor: 
             cursor[1] += 1
             if cursor[1] >= len(request.order_B):
                 return -1
-            cursor[2] = lists.head_WAB[w, a, request.order_B[cursor[1]]]
+            cursor[2] = caches.head_WAB[w, a, request.order_B[cursor[1]]]
         slot = int(cursor[2] - 1)
-        cursor[2] = lists.next_WC[w, slot]
-        if not marked(caches.mark_WC, w, slot, TOUCHED, request.step):
+        cursor[2] = caches.slot_WCF[w, slot, NEXT]
+        if not marked(caches, w, slot, TOUCHED, request.step):
             return slot
 
 
 @kernel
-def place(caches: Caches, lists: Lists, request: Request) -> Placement:
+def place(caches: Caches, request: Request) -> Placement:
     """Slots of all touches of a step. Reads the caches and writes nothing but marks."""
     touches, step = request.touches, request.step
     num_workers, num_arenas = caches.used_WA.shape
@@ -172,7 +178,7 @@ def place(caches: Caches, lists: Lists, request: Request) -> Placement:
     for t in range(len(slot_T)):
         slot_T[t] = (request.copies_UW[touches.unique_T[t], touches.worker_T[t]] & SLOT_MASK) - 1
         if slot_T[t] >= 0:
-            set_mark(caches.mark_WC, touches.worker_T[t], slot_T[t], TOUCHED, step)
+            set_mark(caches, touches.worker_T[t], slot_T[t], TOUCHED, step)
     at = np.zeros(2, np.int64)
     for w in range(num_workers):
         cursor_A3 = np.zeros((num_arenas, 3), np.int64)
@@ -181,13 +187,13 @@ def place(caches: Caches, lists: Lists, request: Request) -> Placement:
             if slot_T[t] >= 0:
                 continue
             at[0], at[1] = w, request.arena_U[touches.unique_T[t]]
-            slot_T[t] = _next_slot(caches, lists, request, at, cursor_A3[at[1]])
+            slot_T[t] = _next_slot(caches, request, at, cursor_A3[at[1]])
             if slot_T[t] < 0:
                 short[:] = at
                 return Placement(slot_T, victim_T, short)
-            bucket = lists.bucket_WC[w, slot_T[t]] - 1
+            bucket = caches.slot_WCF[w, slot_T[t], BUCKET] - 1
             if bucket > FREE:
-                victim_T[t] = caches.row_WC[w, slot_T[t]]
+                victim_T[t] = caches.slot_WCF[w, slot_T[t], ROW]
     return Placement(slot_T, victim_T, short)
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.apply import Clocks
 from embroute.kernels.caches import CHECKED, RETURNED, Caches, Placement, marked, set_mark
-from embroute.kernels.codes import DIRTY, FRESH, HIT, SLOT_MASK
+from embroute.kernels.codes import CLOCK, DIRTY, FRESH, HIT, SLOT_MASK, START
 from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows
@@ -27,9 +26,9 @@ def slots_fit(caches: Caches, rows: StepRows, touches: Touches, placement: Place
         inside = slot - caches.first_WA[w, a]
         if inside < 0 or inside >= caches.capacity_WA[w, a]:
             return t
-        if marked(caches.mark_WC, w, slot, CHECKED, rows.step):
+        if marked(caches, w, slot, CHECKED, rows.step):
             return t
-        set_mark(caches.mark_WC, w, slot, CHECKED, rows.step)
+        set_mark(caches, w, slot, CHECKED, rows.step)
     return -1
 
 
@@ -40,7 +39,7 @@ def victims_safe(caches: Caches, rows: StepRows, touches: Touches, placement: Pl
         row, w, slot = placement.victim_T[t], touches.worker_T[t], placement.slot_T[t]
         if row < 0 or caches.cell_RW[row, w] & DIRTY == 0:
             continue
-        if not marked(caches.mark_WC, w, slot, RETURNED, rows.step):
+        if not marked(caches, w, slot, RETURNED, rows.step):
             return t
     return -1
 
@@ -65,29 +64,29 @@ def updates_home(caches: Caches, rows: StepRows, touches: Touches) -> int:
             if first == last or not cell & DIRTY:
                 continue
             alone = last - first == 1 and touches.worker_T[touches.of_row_T[first]] == k
-            home = marked(caches.mark_WC, k, (cell & SLOT_MASK) - 1, RETURNED, rows.step)
+            home = marked(caches, k, (cell & SLOT_MASK) - 1, RETURNED, rows.step)
             if not alone and not home:
                 return int(touches.of_row_T[first])
     return -1
 
 
 @kernel
-def shard_clocks(caches: Caches, clocks: Clocks, rows: StepRows) -> I64:
+def shard_clocks(caches: Caches, rows: StepRows) -> I64:
     """The shard's clock of each row once the step's returns have landed."""
     out_U = np.empty(len(rows.rows_U), np.int64)
     for u in range(len(rows.rows_U)):
         row = rows.rows_U[u]
-        out_U[u] = clocks.global_R[row]
+        out_U[u] = caches.clock_R[row]
         for k in range(caches.cell_RW.shape[1]):
             slot = (caches.cell_RW[row, k] & SLOT_MASK) - 1
-            if slot >= 0 and marked(caches.mark_WC, k, slot, RETURNED, rows.step):
-                out_U[u] = max(out_U[u], clocks.clock_WC[k, slot])
+            if slot >= 0 and marked(caches, k, slot, RETURNED, rows.step):
+                out_U[u] = max(out_U[u], caches.slot_WCF[k, slot, CLOCK])
     return out_U
 
 
 @kernel
 def reads_bounded(
-    clocks: Clocks,
+    caches: Caches,
     touches: Touches,
     decision: Decision,
     placement: Placement,
@@ -97,10 +96,10 @@ def reads_bounded(
     """Law 4: a copy used without a pull is within the bound, on both sides."""
     for t in range(len(decision.need_T)):
         w, slot = touches.worker_T[t], placement.slot_T[t]
-        clock = clocks.clock_WC[w, slot]
+        clock = caches.slot_WCF[w, slot, CLOCK]
         if decision.need_T[t] != HIT:
             continue
-        if clock > clocks.start_WC[w, slot] + bound:
+        if clock > caches.slot_WCF[w, slot, START] + bound:
             return t
         if shard_U[touches.unique_T[t]] > clock + bound:
             return t

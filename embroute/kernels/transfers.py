@@ -15,7 +15,6 @@ from embroute.kernels.codes import (
     DIRTY,
     EARLY,
     EVICT_PUSH,
-    FILL,
     GRADIENT,
     HIT,
     LATE,
@@ -30,6 +29,7 @@ from embroute.kernels.codes import (
     STALE_PULL,
     UPDATE_PUSH,
     URGENT,
+    USED,
     VALUE,
     VALUE_STATE,
 )
@@ -99,8 +99,16 @@ def returns(caches: Caches, rows: StepRows, decision: Decision, copies_UW: I32) 
         out.worker[i], out.row[i], out.slot[i] = w, rows.rows_U[u], slot
         out.arena[i], out.kind[i], out.record[i] = rows.arena_U[u], UPDATE_PUSH, decision.record
         # Trained in the step before: the update exists only after that step's backward pass.
-        out.phase[i] = URGENT if caches.touched_WC[w, slot] == rows.step else EARLY
+        out.phase[i] = URGENT if caches.slot_WCF[w, slot, USED] == rows.step else EARLY
     return out
+
+
+@kernel
+def _lost(caches: Caches, w: int, row: int, slot: int, step: int) -> bool:
+    """Whether a victim holds an update that nothing else brings home."""
+    if row < 0 or caches.cell_RW[row, w] & DIRTY == 0:
+        return False
+    return not marked(caches, w, slot, RETURNED, step)
 
 
 @kernel
@@ -108,35 +116,24 @@ def evictions(
     caches: Caches, rows: StepRows, touches: Touches, placement: Placement, record: int, lazy: bool
 ) -> Transfers:
     """Updates of copies that lose their slot. `lazy`: they may arrive after the step's reads."""
-    out = empty(len(placement.victim_T))
+    victims, step = placement.victim_T, rows.step
+    chosen = np.zeros(len(victims), np.bool_)
+    for t in range(len(victims)):
+        if victims[t] >= 0:
+            chosen[t] = _lost(caches, touches.worker_T[t], victims[t], placement.slot_T[t], step)
+    out = empty(int(chosen.sum()))
     count = 0
-    for t in range(len(placement.victim_T)):
-        row, w, slot = placement.victim_T[t], touches.worker_T[t], placement.slot_T[t]
-        if row < 0 or caches.cell_RW[row, w] & DIRTY == 0:
+    for t in range(len(victims)):
+        if not chosen[t]:
             continue
-        if marked(caches.mark_WC, w, slot, RETURNED, rows.step):
-            continue
-        out.worker[count], out.row[count], out.slot[count] = w, row, slot
+        w, slot = touches.worker_T[t], placement.slot_T[t]
+        out.worker[count], out.row[count], out.slot[count] = w, victims[t], slot
         out.arena[count] = rows.arena_U[touches.unique_T[t]]
         out.kind[count], out.record[count] = EVICT_PUSH, record
-        trained = caches.touched_WC[w, slot] == rows.step
+        trained = caches.slot_WCF[w, slot, USED] == step
         out.phase[count] = LAZY if lazy else (URGENT if trained else EARLY)
         count += 1
-    return head(out, count)
-
-
-@kernel
-def head(transfers: Transfers, count: int) -> Transfers:
-    """The first transfers, without the unused room behind them."""
-    return Transfers(
-        transfers.worker[:count].copy(),
-        transfers.row[:count].copy(),
-        transfers.slot[:count].copy(),
-        transfers.arena[:count].copy(),
-        transfers.kind[:count].copy(),
-        transfers.record[:count].copy(),
-        transfers.phase[:count].copy(),
-    )
+    return out
 
 
 @kernel
@@ -144,7 +141,7 @@ def pulls(
     caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
 ) -> Transfers:
     """Rows that workers need and do not have, or not up to date."""
-    out = empty(len(touches.unique_T))
+    out = empty(int((decision.need_T != HIT).sum()))
     count = 0
     for t in range(len(touches.unique_T)):
         if decision.need_T[t] == HIT:
@@ -157,11 +154,11 @@ def pulls(
         out.record[count] = VALUE if decision.mode_T[t] == SHARED else VALUE_STATE
         # A row or a slot that the step before trains is free only after its backward pass.
         busy = rows.before_U[u] == rows.step - 1
-        if placement.victim_T[t] >= 0 and caches.touched_WC[w, slot] == rows.step:
+        if placement.victim_T[t] >= 0 and caches.slot_WCF[w, slot, USED] == rows.step:
             busy = True
         out.phase[count] = LATE if busy else EARLY
         count += 1
-    return head(out, count)
+    return out
 
 
 @kernel
@@ -169,11 +166,11 @@ def updates(
     rows: StepRows, touches: Touches, decision: Decision, placement: Placement
 ) -> Transfers:
     """Gradients and values that leave after the step."""
-    out = empty(len(touches.unique_T))
+    out = empty(int((decision.push_T != NOTHING).sum()))
     count = 0
     for t in range(len(touches.unique_T)):
         record = decision.push_T[t]
-        if record == NOTHING or decision.mode_T[t] == FILL:
+        if record == NOTHING:
             continue
         u = touches.unique_T[t]
         out.worker[count], out.row[count] = touches.worker_T[t], rows.rows_U[u]
@@ -183,7 +180,7 @@ def updates(
         out.record[count] = record
         out.phase[count] = URGENT if rows.later_U[u] == rows.step + 1 else LAZY
         count += 1
-    return head(out, count)
+    return out
 
 
 @kernel

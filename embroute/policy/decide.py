@@ -61,7 +61,7 @@ def _place(policy: Policy, scene: Scene, decision: Decision) -> Placement:
     request = Request(
         scene.touches, decision.need_T, scene.copies_UW, rows.arena_U, order, rows.step
     )
-    placement = place(caches, scene.state.lists, request)
+    placement = place(caches, request)
     worker, arena = placement.short
     if worker < 0:
         return placement
@@ -130,7 +130,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     caches: Caches = state.caches
     rows, touched = scene.rows, scene.touches
     home = returns(caches, rows, decision, scene.copies_UW)
-    mark(caches.mark_WC, home.worker, home.slot, RETURNED, rows.step)
+    mark(caches, home.worker, home.slot, RETURNED, rows.step)
     placement = _place(policy, scene, decision)
     lazy = not policy.exact
     plan = Plan(
@@ -154,15 +154,15 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
 def advance(state: State, plan: Plan) -> None:
     """Carry a plan out on the state. The only function that changes it."""
     caches, rows, touched = state.caches, plan.rows, plan.touches
-    if len(state.clocks.global_R):
+    if len(caches.clock_R):
         pushed = (plan.returns, plan.evictions)
-        tick(state.clocks, rows, touched, plan.decision, plan.placement, pushed)
+        tick(caches, rows, touched, plan.decision, plan.placement, pushed)
     clean(caches, plan.returns)
     occupy(caches, rows, touched, plan.placement)
     settle(caches, rows, touched, plan.decision, plan.placement)
     if plan.decision.drop_T.any():
         drop(caches, rows, touched, plan.decision)
-    move(state.lists, plan.moves)
+    move(caches, plan.moves)
     if len(state.access_R):
         count_lookups(state.access_R, plan.now.batch.rows)
         if plan.step % PERIOD == 0:

@@ -25,12 +25,12 @@ def check(plan: Plan, state: State, policy: Policy) -> None:
     caches, rows, touches = state.caches, plan.rows, plan.touches
     _demand(policy, plan, "5 (capacity)", slots_fit(caches, rows, touches, plan.placement))
     if not policy.exact:
-        shard_U = shard_clocks(caches, state.clocks, rows)
+        shard_U = shard_clocks(caches, rows)
         bad = reads_bounded(
-            state.clocks, touches, plan.decision, plan.placement, shard_U, policy.sync.bound
+            caches, touches, plan.decision, plan.placement, shard_U, policy.sync.bound
         )
         _demand(policy, plan, "4 (bounded staleness)", bad)
-    mark(caches.mark_WC, plan.evictions.worker, plan.evictions.slot, RETURNED, rows.step)
+    mark(caches, plan.evictions.worker, plan.evictions.slot, RETURNED, rows.step)
     _demand(policy, plan, "2 (no update lost)", victims_safe(caches, rows, touches, plan.placement))
     if policy.exact:
         _demand(policy, plan, "3 (exact reads)", reads_fresh(caches, rows, touches, plan.decision))

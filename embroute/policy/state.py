@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.apply import Clocks
-from embroute.kernels.caches import Caches, Lists
-from embroute.kernels.codes import DIRTY, SLOT_MASK
+from embroute.kernels.caches import Caches
+from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SLOT_MASK
 from embroute.policy.setup import Setup
 
 I32 = npt.NDArray[np.int32]
@@ -21,8 +20,6 @@ class State:
 
     setup: Setup
     caches: Caches
-    lists: Lists
-    clocks: Clocks
     hot_R: npt.NDArray[np.bool_]  # replicated rows; empty where the policy has none
     access_R: I32  # look-ups so far; empty where no part of the policy asks
     step: int = 0
@@ -52,32 +49,24 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
     slots = int(capacity_WA.sum(1).max())
     first_WA = np.cumsum(capacity_WA, 1) - capacity_WA
 
-    def per_slot() -> I32:
-        return np.zeros((workers, slots), np.int32)
-
-    def per_bucket() -> I32:
-        return np.zeros((workers, arenas, needs.num_buckets), np.int32)
-
+    cell_RW = np.zeros((num_rows, workers), np.int32)
+    cell_RW.fill(0)  # rows are touched at random: have the system map the pages now, all at once
     caches = Caches(
-        np.zeros((num_rows, workers), np.int32),
-        per_slot(),
-        per_slot(),
-        per_slot(),
+        cell_RW,
+        np.zeros((workers, slots, NUM_SLOT_FIELDS), np.int32),
         first_WA,
         capacity_WA,
         np.zeros_like(capacity_WA),
+        np.zeros((workers, arenas, needs.num_buckets), np.int32),
+        np.zeros((workers, arenas, needs.num_buckets), np.int32),
+        np.zeros(num_rows if needs.clocks else 0, np.int32),
     )
-    lists = Lists(per_slot(), per_slot(), per_slot(), per_bucket(), per_bucket())
-    none = np.zeros((workers, 0), np.int32)
-    clocks = Clocks(none, none, np.zeros(0, np.int32))
-    if needs.clocks:
-        clocks = Clocks(per_slot(), per_slot(), np.zeros(num_rows, np.int32))
     hot_R = np.zeros(num_rows if hot_rows is not None else 0, np.bool_)
     if hot_rows is not None:
         hot_R[hot_rows] = True
     access_R = np.zeros(num_rows if needs.access else 0, np.int32)
     ranking = np.arange(len(setup.schema.tables))
-    return State(setup, caches, lists, clocks, hot_R, access_R, ranking=ranking)
+    return State(setup, caches, hot_R, access_R, ranking=ranking)
 
 
 def held(state: State, worker: int) -> tuple[I32, I32]:
@@ -88,7 +77,7 @@ def held(state: State, worker: int) -> tuple[I32, I32]:
         for first, used in zip(caches.first_WA[worker], caches.used_WA[worker], strict=True)
     ]
     slots = np.concatenate(spans)
-    cells = caches.cell_RW[caches.row_WC[worker, slots], worker]
+    cells = caches.cell_RW[caches.slot_WCF[worker, slots, ROW], worker]
     kept = (cells & SLOT_MASK) == slots + 1
     return slots[kept], cells[kept]
 
@@ -97,4 +86,4 @@ def dirty_rows(state: State, worker: int) -> tuple[npt.NDArray[np.int64], I32]:
     """Rows and slots of a worker whose update the shard does not have."""
     slots, cells = held(state, worker)
     slots = slots[(cells & DIRTY) != 0]
-    return state.caches.row_WC[worker, slots].astype(np.int64), slots
+    return state.caches.slot_WCF[worker, slots, ROW].astype(np.int64), slots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from embroute.kernels.codes import ROW
 from embroute.policy.state import State, held
 
 PERIOD = 64  # steps between two rankings; a ranking reads every cached row
@@ -19,7 +20,7 @@ def degrees(state: State, samples_per_worker: int) -> npt.NDArray[np.float64]:
     cached, rare = np.zeros(num_tables), np.zeros(num_tables)
     for worker in range(state.setup.num_workers):
         slots, _ = held(state, worker)
-        rows = state.caches.row_WC[worker, slots].astype(np.int64)
+        rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
         tables = state.setup.table_of(rows)
         cached += np.bincount(tables, minlength=num_tables)
         seldom = state.access_R[rows] < samples_per_worker

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Caches, Moves, Placement
-from embroute.kernels.codes import FIRST_BUCKET, FREE, NEVER, SLOT_MASK
+from embroute.kernels.codes import FIRST_BUCKET, FREE, NEVER, ROW, SLOT_MASK
 from embroute.kernels.jit import kernel
 from embroute.kernels.transfers import Decision
 from embroute.policy.evict.recency import touched
@@ -58,7 +58,7 @@ def clairvoyant(lookahead: int = 20) -> Evict:
             Moves(
                 worker,
                 slot,
-                scene.state.setup.arena_of(caches.row_WC[worker, slot].astype(np.int64)),
+                scene.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64)),
                 bucket,
             )
         ]
@@ -74,7 +74,7 @@ def clairvoyant(lookahead: int = 20) -> Evict:
         bucket = np.full(len(unseen), never + 1 + (step + lookahead) % cycle, np.int32)
         caches = scene.state.caches
         worker, slot, goes = _holders(caches, unseen, bucket)
-        arena = scene.state.setup.arena_of(caches.row_WC[worker, slot].astype(np.int64))
+        arena = scene.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64))
         return Moves(worker, slot, arena, goes)
 
     return Evict("clairvoyant", never + 1 + cycle, order, moves, lookahead=lookahead)

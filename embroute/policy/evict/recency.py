@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Moves, Placement
-from embroute.kernels.codes import FIRST_BUCKET, FREE, MISS
+from embroute.kernels.codes import BUCKET, FIRST_BUCKET, FREE, MISS
 from embroute.kernels.transfers import Decision
 from embroute.policy.parts import Evict, Scene
 
@@ -35,7 +35,7 @@ def _counted(name: str, most: int) -> Evict:
     order = np.array([FREE, *range(FIRST_BUCKET, FIRST_BUCKET + most)], np.int32)
 
     def moves(scene: Scene, decision: Decision, placement: Placement) -> Moves:
-        before_T = scene.state.lists.bucket_WC[scene.touches.worker_T, placement.slot_T] - 1
+        before_T = scene.state.caches.slot_WCF[scene.touches.worker_T, placement.slot_T, BUCKET] - 1
         bucket_T = np.minimum(before_T + 1, FIRST_BUCKET + most - 1)
         bucket_T = np.where(decision.need_T == MISS, FIRST_BUCKET, bucket_T).astype(np.int32)
         return touched(scene, placement, bucket_T)

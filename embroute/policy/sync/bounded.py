@@ -10,8 +10,19 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.apply import Clocks
-from embroute.kernels.codes import DELTA, DIRTY, FRESH, HIT, LOCAL, MISS, SLOT_MASK, STALE
+from embroute.kernels.caches import Caches
+from embroute.kernels.codes import (
+    CLOCK,
+    DELTA,
+    DIRTY,
+    FRESH,
+    HIT,
+    LOCAL,
+    MISS,
+    SLOT_MASK,
+    STALE,
+    START,
+)
 from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows
@@ -26,14 +37,14 @@ U8 = npt.NDArray[np.uint8]
 
 
 @kernel
-def _invalid(clocks: Clocks, w: int, slot: int, shard_clock: int, bound: int) -> bool:
-    clock = clocks.clock_WC[w, slot]
-    return bool(clock > clocks.start_WC[w, slot] + bound or shard_clock > clock + bound)
+def _invalid(caches: Caches, w: int, slot: int, shard_clock: int, bound: int) -> bool:
+    clock = caches.slot_WCF[w, slot, CLOCK]
+    return bool(clock > caches.slot_WCF[w, slot, START] + bound or shard_clock > clock + bound)
 
 
 @kernel
 def _invalidate(
-    clocks: Clocks, touches: Touches, copies_UW: I32, u: int, limits: tuple[int, int], need_T: U8
+    caches: Caches, touches: Touches, copies_UW: I32, u: int, limits: tuple[int, int], need_T: U8
 ) -> int:
     """Mark invalid copies of row u among its touchers STALE; returns the shard's clock after.
 
@@ -47,34 +58,34 @@ def _invalidate(
             t = touches.of_row_T[i]
             w = touches.worker_T[t]
             slot = (copies_UW[u, w] & SLOT_MASK) - 1
-            if need_T[t] != HIT or not _invalid(clocks, w, slot, shard_clock, bound):
+            if need_T[t] != HIT or not _invalid(caches, w, slot, shard_clock, bound):
                 continue
             need_T[t] = STALE
             changed = True
             if copies_UW[u, w] & DIRTY:
-                shard_clock = max(shard_clock, clocks.clock_WC[w, slot])
+                shard_clock = max(shard_clock, caches.slot_WCF[w, slot, CLOCK])
     return shard_clock
 
 
 @kernel
-def _needs(clocks: Clocks, touches: Touches, copies_UW: I32, rows_U: I64, bound: int) -> U8:
+def _needs(caches: Caches, touches: Touches, copies_UW: I32, rows_U: I64, bound: int) -> U8:
     need_T = np.empty(len(touches.unique_T), np.uint8)
     for t in range(len(need_T)):
         held = copies_UW[touches.unique_T[t], touches.worker_T[t]] != 0
         need_T[t] = HIT if held else MISS
     for u in range(len(rows_U)):
-        limits = (int(clocks.global_R[rows_U[u]]), bound)
-        _invalidate(clocks, touches, copies_UW, u, limits, need_T)
+        limits = (int(caches.clock_R[rows_U[u]]), bound)
+        _invalidate(caches, touches, copies_UW, u, limits, need_T)
     return need_T
 
 
 @kernel
-def _readable(clocks: Clocks, copies_UW: I32, rows_U: I64, bound: int) -> I32:
+def _readable(caches: Caches, copies_UW: I32, rows_U: I64, bound: int) -> I32:
     out_UW = np.zeros_like(copies_UW)
     for u in range(len(rows_U)):
         for w in range(copies_UW.shape[1]):
             slot = (copies_UW[u, w] & SLOT_MASK) - 1
-            if slot >= 0 and not _invalid(clocks, w, slot, clocks.global_R[rows_U[u]], bound):
+            if slot >= 0 and not _invalid(caches, w, slot, caches.clock_R[rows_U[u]], bound):
                 out_UW[u, w] = (slot + 1) | FRESH
     return out_UW
 
@@ -86,11 +97,11 @@ def bounded(bound: int) -> Sync:
 
     def readable(state: State, rows: StepRows, copies_UW: I32) -> I32:
         # No DIRTY: another worker's pull forces no push here.
-        return _readable(state.clocks, copies_UW, rows.rows_U, bound)
+        return _readable(state.caches, copies_UW, rows.rows_U, bound)
 
     def decide(scene: Scene) -> Decision:
-        clocks, touches = scene.state.clocks, scene.touches
-        need_T = _needs(clocks, touches, scene.copies_UW, scene.rows.rows_U, bound)
+        caches, touches = scene.state.caches, scene.touches
+        need_T = _needs(caches, touches, scene.copies_UW, scene.rows.rows_U, bound)
         cells_T = scene.copies_UW[touches.unique_T, touches.worker_T]
         home = (need_T == STALE) & ((cells_T & DIRTY) != 0)
         pairs = (touches.worker_T[home], touches.unique_T[home])
