@@ -58,7 +58,10 @@ def _herald(options: Options) -> Dispatch:
 
 
 def _esd(options: Options) -> Dispatch:
-    return esd(parse_number("esd: alpha", options.get("alpha", "1"), 0, 1))
+    ties = options.get("ties", "block")
+    if ties not in ("block", "any"):
+        raise ValueError(f"esd: ties must be block or any, got {ties!r}")
+    return esd(parse_number("esd: alpha", options.get("alpha", "1"), 0, 1), ties)
 
 
 def _bound(options: Options) -> int:
@@ -73,7 +76,7 @@ DISPATCHES: Mapping[str, Entry] = {
     "block": Entry(lambda o: block(), (), "samples dealt in blocks"),
     "robin": Entry(lambda o: robin(), (), "samples dealt one by one"),
     "herald": Entry(_herald, ("tables", "ties"), "to the worker with most rows up to date"),
-    "esd": Entry(_esd, ("alpha",), "lowest expected transmission cost"),
+    "esd": Entry(_esd, ("alpha", "ties"), "lowest expected transmission cost"),
 }
 SYNCS: Mapping[str, Entry] = {
     "none": Entry(lambda o: uncached(), (), "pull everything, push everything"),
@@ -149,7 +152,7 @@ SYSTEMS: Mapping[str, Entry] = {
     ),
     "esd": Entry(
         lambda o: Policy("esd", _esd(o), on_demand(), lru()),
-        ("alpha",),
+        ("alpha", "ties"),
         "ESD: lowest expected cost on unequal links",
     ),
     "fae": Entry(_fae, ("hot", "rate", "buffer", "shuffle", "seed"), "FAE: hot and cold batches"),
