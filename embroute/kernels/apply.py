@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Caches, Placement
+from embroute.kernels.caches import Caches, Placement, any_bit
 from embroute.kernels.codes import (
     CLOCK,
     DIRTY,
@@ -89,7 +89,7 @@ def settle(
             continue
         row = rows.rows_U[u]
         mode = decision.mode_T[touches.of_row_T[first]]
-        if mode <= SHARED:
+        if mode <= SHARED and any_bit(caches.cell_RW, row, FRESH | DIRTY):
             for k in range(caches.cell_RW.shape[1]):
                 caches.cell_RW[row, k] &= SLOT_MASK
         for i in range(first, last):

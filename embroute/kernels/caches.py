@@ -57,11 +57,23 @@ class Moves(NamedTuple):
 def copies(cell_RW: I32, rows_U: I64) -> I32:
     """Cells of the given rows: copies_UW."""
     out = np.empty((len(rows_U), cell_RW.shape[1]), np.int32)
+    # A loop this short keeps many cache misses in flight; the next one then finds its lines.
+    for u in range(len(rows_U)):
+        out[u, 0] = cell_RW[rows_U[u], 0]
     for u in range(len(rows_U)):
         row = rows_U[u]
         for w in range(cell_RW.shape[1]):
             out[u, w] = cell_RW[row, w]
     return out
+
+
+@kernel
+def any_bit(cell_RW: I32, row: int, bits: int) -> bool:
+    """Whether any copy of a row carries one of the bits."""
+    seen = 0
+    for w in range(cell_RW.shape[1]):
+        seen |= cell_RW[row, w]
+    return seen & bits != 0
 
 
 @kernel
@@ -80,9 +92,21 @@ def _unlink(caches: Caches, w: int, a: int, slot: int) -> None:
 
 
 @kernel
-def move(caches: Caches, moves: Moves) -> None:
-    """Place or re-place slots at the young end of their buckets."""
+def _warm_neighbours(slots: I32, moves: Moves) -> int:
+    """Read the neighbours of the moved slots, many cache misses at a time; the sum is of no use."""
+    seen = 0
+    for i in range(len(moves.slot)):
+        w = moves.worker[i]
+        before, after = slots[w, moves.slot[i], PREV], slots[w, moves.slot[i], NEXT]
+        seen += slots[w, max(before - 1, 0), NEXT] + slots[w, max(after - 1, 0), PREV]
+    return seen
+
+
+@kernel
+def move(caches: Caches, moves: Moves) -> int:
+    """Place or re-place slots at the young end of their buckets; the result is of no use."""
     slots = caches.slot_WCF
+    warmed = _warm_neighbours(slots, moves)
     for i in range(len(moves.slot)):
         w, a, slot, bucket = moves.worker[i], moves.arena[i], moves.slot[i], moves.bucket[i]
         if slots[w, slot, BUCKET]:
@@ -96,6 +120,7 @@ def move(caches: Caches, moves: Moves) -> None:
         else:
             caches.head_WAB[w, a, bucket] = slot + 1
         caches.tail_WAB[w, a, bucket] = slot + 1
+    return warmed
 
 
 # Marks of a slot in the step being planned; those of earlier steps fade by themselves.
@@ -173,10 +198,15 @@ def place(caches: Caches, request: Request) -> Placement:
     touches, step = request.touches, request.step
     num_workers, num_arenas = caches.used_WA.shape
     slot_T = np.empty(len(touches.unique_T), np.int32)
-    victim_T = np.full(len(touches.unique_T), -1, np.int64)
+    victim_T = np.empty(len(touches.unique_T), np.int64)
     short = np.full(2, -1, np.int64)
     for t in range(len(slot_T)):
         slot_T[t] = (request.copies_UW[touches.unique_T[t], touches.worker_T[t]] & SLOT_MASK) - 1
+    # Touch the slots' cache lines in a loop short enough to keep many misses in flight.
+    for t in range(len(slot_T)):
+        victim_T[t] = caches.slot_WCF[touches.worker_T[t], max(slot_T[t], 0), MARK]
+    for t in range(len(slot_T)):
+        victim_T[t] = -1
         if slot_T[t] >= 0:
             set_mark(caches, touches.worker_T[t], slot_T[t], TOUCHED, step)
     at = np.zeros(2, np.int64)

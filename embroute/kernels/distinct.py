@@ -63,9 +63,12 @@ def link(ring: Ring, rows_U: I64, step: int, base: int, oldest: int) -> I32:
     """
     mask = len(ring.step_G) - 1
     before_U = np.empty(len(rows_U), np.int32)
+    last_U = np.empty(len(rows_U), np.int64)
+    # A loop this short keeps many cache misses in flight.
     for u in range(len(rows_U)):
-        row = rows_U[u]
-        last = ring.seen_R[row] - 1
+        last_U[u] = ring.seen_R[rows_U[u]] - 1
+    for u in range(len(rows_U)):
+        row, last = rows_U[u], last_U[u]
         before_U[u] = -1
         if last >= oldest:
             before_U[u] = ring.step_G[last & mask]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import CHECKED, RETURNED, Caches, Placement, marked, set_mark
+from embroute.kernels.caches import CHECKED, RETURNED, Caches, Placement, any_bit, marked, set_mark
 from embroute.kernels.codes import CLOCK, DIRTY, FRESH, HIT, SLOT_MASK, START
 from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
@@ -59,13 +59,14 @@ def updates_home(caches: Caches, rows: StepRows, touches: Touches) -> int:
     """Laws 2 and 3: before a row is pulled or updated elsewhere, its newest value is home."""
     for u in range(len(rows.rows_U)):
         first, last = touches.first_U[u], touches.first_U[u + 1]
+        if first == last or not any_bit(caches.cell_RW, rows.rows_U[u], DIRTY):
+            continue
+        alone = touches.worker_T[touches.of_row_T[first]] if last - first == 1 else -1
         for k in range(caches.cell_RW.shape[1]):
             cell = caches.cell_RW[rows.rows_U[u], k]
-            if first == last or not cell & DIRTY:
+            if not cell & DIRTY or k == alone:
                 continue
-            alone = last - first == 1 and touches.worker_T[touches.of_row_T[first]] == k
-            home = marked(caches, k, (cell & SLOT_MASK) - 1, RETURNED, rows.step)
-            if not alone and not home:
+            if not marked(caches, k, (cell & SLOT_MASK) - 1, RETURNED, rows.step):
                 return int(touches.of_row_T[first])
     return -1
 
