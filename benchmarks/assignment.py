@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from benchmarks.record import markdown, record
 from embroute.policy.assign import assign
 
 Floats = NDArray[np.float64]
@@ -55,6 +51,7 @@ def one_order(rng: np.random.Generator, samples: int, workers: int) -> Floats:
     return weight_S * np.arange(1, workers + 1) + 0.01 * rng.random((samples, workers))
 
 
+HEADINGS = ["size", "costs", "ms", "limit ms", "scipy ms", "scipy / ours"]
 KINDS: list[Costs] = [uniform, realistic, one_favourite, one_order]
 
 
@@ -72,53 +69,32 @@ def scipy_total(cost_SW: Floats, quotas: NDArray[np.int64]) -> float:
     return float(place_SP[linear_sum_assignment(place_SP)].sum())
 
 
-def row(costs: Costs, samples: int, workers: int) -> str:
+def row(costs: Costs, samples: int, workers: int) -> list[str]:
     """One line of the table; at scipy's size also its time and the check that values agree."""
     cost_SW = costs(np.random.default_rng([0, samples, workers]), samples, workers)
     quotas = np.full(workers, samples // workers)
     worker_S = assign(cost_SW, quotas)
     ours_ms = median_ms(lambda: assign(cost_SW, quotas), REPEATS)
     limit = LIMIT_MS.get((samples, workers), "")
-    scipy_cells = "| |"
+    scipy_cells = ["", ""]
     if (samples, workers) == SCIPY_SIZE:
         scipy_ms = median_ms(lambda: scipy_total(cost_SW, quotas), SCIPY_REPEATS)
         value = cost_SW[np.arange(samples), worker_S].sum()
         np.testing.assert_allclose(value, scipy_total(cost_SW, quotas), rtol=1e-12)
-        scipy_cells = f"{scipy_ms:.0f} | {scipy_ms / ours_ms:.0f}x |"
+        scipy_cells = [f"{scipy_ms:.0f}", f"{scipy_ms / ours_ms:.0f}x"]
     name = costs.__name__.replace("_", " ")
-    return f"| {samples} x {workers} | {name} | {ours_ms:.2f} | {limit} | {scipy_cells}"
-
-
-def machine() -> str:
-    """Processor, cores and Python of this machine."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.machine()
-    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}, one thread used"
+    return [f"{samples} x {workers}", name, f"{ours_ms:.2f}", str(limit), *scipy_cells]
 
 
 def main() -> None:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    date = datetime.date.today().isoformat()
-    lines = [
-        "# Exact assignment: samples x workers, equal quotas",
-        "",
-        f"{date}, commit {commit}, `python -m benchmarks.assignment`  ",
-        f"{machine()}  ",
-        f"Medians of {REPEATS} (scipy: {SCIPY_REPEATS}, its columns expanded within the time).",
-        "",
-        "| size | costs | ms | limit ms | scipy ms | scipy / ours |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    print("\n".join(lines))
+    rows = []
     for samples, workers in SIZES:
         for costs in KINDS:
-            lines.append(row(costs, samples, workers))
-            print(lines[-1], flush=True)
-    path = Path(__file__).parent / "results" / f"assignment-{date}.md"
-    path.write_text("\n".join(lines) + "\n")
-    print(f"written to {path}")
+            rows.append(row(costs, samples, workers))
+            print(rows[-1], flush=True)
+    note = f"Medians of {REPEATS} (scipy: {SCIPY_REPEATS}, its columns expanded within the time)."
+    table = markdown(HEADINGS, rows)
+    record("assignment", "Exact assignment: samples x workers, equal quotas", f"{note}\n\n{table}")
 
 
 if __name__ == "__main__":

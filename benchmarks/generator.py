@@ -5,12 +5,9 @@ Usage: `python -m benchmarks.generator --data <folder with the real traces>`
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +18,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import markdown, record
 from embroute.config import parse_call
 from embroute.data.batch import Source
 from embroute.data.online_retail import open_retail
@@ -30,7 +28,6 @@ from embroute.data.synthetic_presets import SIDES, FieldLaw
 from embroute.kernels.jit import kernel
 
 BATCH = 1024
-RESULTS = Path(__file__).parent / "results"
 Rows = npt.NDArray[np.int64]
 
 # For twins: sides (user, item, context) of the real traces' fields, and knobs of their regime.
@@ -201,20 +198,6 @@ compared with the data it is named after.
 """
 
 
-def markdown(lines: list[tuple[str, ...]]) -> str:
-    """The results file: when, what, how, and the table."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    table = [HEADINGS, ("---",) * len(HEADINGS), *lines]
-    return (
-        f"# Synthetic traces beside real ones\n\n{datetime.now(UTC):%Y-%m-%d}, commit "
-        f"{commit.stdout.strip()}, `python -m benchmarks.generator {' '.join(sys.argv[1:])}`\n\n"
-        + "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-        + f"\n\n{NOTES}"
-    )
-
-
 @click.command()
 @click.option("--data", type=click.Path(exists=True, path_type=Path), required=True)
 @click.option("--samples", default=100 * BATCH, show_default=True, help="Samples of every trace.")
@@ -224,9 +207,9 @@ def main(data: Path, samples: int) -> None:
     for cells in lines:
         table.add_row(*cells)
     Console(width=150).print(table)
-    path = RESULTS / f"generator-{datetime.now(UTC):%Y-%m-%d}.md"
-    path.write_text(markdown(lines))
-    click.echo(f"{NOTES}\nwritten to {path}")
+    record(
+        "generator", "Synthetic traces beside real ones", f"{markdown(HEADINGS, lines)}\n\n{NOTES}"
+    )
 
 
 if __name__ == "__main__":

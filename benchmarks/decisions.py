@@ -1,0 +1,164 @@
+"""How long the brain takes to decide a step, how that grows, and what it needs in memory.
+
+`python -m benchmarks.decisions` runs every case in a process of its own, on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from benchmarks.record import markdown, record
+from embroute.cluster import open_cluster
+from embroute.config import parse_size
+from embroute.data.batch import Batch
+from embroute.data.open import open_source
+from embroute.data.stream import batches
+from embroute.policy.catalog import make_policy
+from embroute.policy.plans import plans, start
+from embroute.policy.setup import Setup
+
+LIMITS_MS = {("vanilla", 8): 2.0, ("herald", 8): 4.0, ("esd(1)", 8): 8.0, ("herald", 64): 60.0}
+LIMIT_GB = 6.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration to time."""
+
+    policy: str
+    workers: int = 8
+    batch: int = 128
+    data: str = "criteo-kaggle"
+    cache: str = "0.1"
+    steps: int = 120
+    warmup: int = 30
+
+
+@dataclass(frozen=True)
+class Result:
+    """Median and 90th percentile of the decision, distinct rows a step, peak memory."""
+
+    median_ms: float
+    p90_ms: float
+    rows: int
+    evictions: int
+    peak_gb: float
+
+
+def measure(case: Case) -> Result:
+    """Time the decisions of a case in this process."""
+    source = open_source(case.data)
+    size = case.workers * case.batch
+    cluster = open_cluster(f"edge-{case.workers}")
+    setup = Setup(source.schema, cluster, batch_size=size, cache=parse_size("--cache", case.cache))
+    policy = make_policy(case.policy)
+    state = start(policy, setup)
+    stream: Iterable[Batch] = batches(source, size)
+    times, rows, evictions = [], 0, 0
+    for step in plans(policy, _first(stream, case.steps), state):
+        if step.plan.step >= case.warmup:
+            times.append(1e3 * step.decision_s)
+            rows = len(step.plan.rows.rows_U)
+            evictions = int((step.plan.placement.victim_T >= 0).sum())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return Result(float(np.median(times)), float(np.percentile(times, 90)), rows, evictions, peak)
+
+
+def _first(stream: Iterable[Batch], steps: int) -> Iterator[Batch]:
+    return (batch for batch, _ in zip(stream, range(steps), strict=False))
+
+
+def apart(case: Case) -> Result:
+    """Time a case in a fresh process, on one core."""
+    command = [sys.executable, "-m", "benchmarks.decisions", "--case", json.dumps(asdict(case))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = Result(**json.loads(done.stdout.splitlines()[-1]))
+    print(f"{case}: {result.median_ms:.2f} ms, {result.peak_gb:.2f} GB", file=sys.stderr)
+    return result
+
+
+def row(case: Case, result: Result) -> list[str]:
+    size = case.workers * case.batch
+    limit = LIMITS_MS.get((case.policy, case.workers)) if case.data == "criteo-kaggle" else None
+    return [
+        f"{case.policy}, {case.data}, {case.workers} x {case.batch}, cache {case.cache}",
+        f"{result.median_ms:.2f}",
+        f"{result.p90_ms:.2f}",
+        f"{limit:g}" if limit and case.batch == 128 else "",
+        f"{1e3 * size / result.median_ms:,.0f}",
+        f"{result.rows:,}",
+        f"{result.evictions:,}",
+        f"{result.peak_gb:.2f}",
+    ]
+
+
+HEADINGS = [
+    "case",
+    "median ms",
+    "p90 ms",
+    "limit ms",
+    "samples/s",
+    "distinct rows",
+    "evictions",
+    "peak GB",
+]
+
+
+def sections() -> dict[str, list[Case]]:
+    """What is shown: the issue's sizes, and growth along each axis."""
+    three = ("vanilla", "herald", "esd(1)")
+    base = Case("vanilla")
+    others = ("nocache", "het(100)", "bagpipe(20)", "dispatch=esd evict=clairvoyant(20)")
+    full = replace(base, cache="0.002", steps=300, warmup=200)
+    return {
+        "Every policy at 8 workers x 128": [
+            *(replace(base, policy=name) for name in (*three, *others))
+        ],
+        "With full caches (each step evicts)": [replace(full, policy=name) for name in three],
+        "Growth with workers": [
+            replace(base, policy=name, workers=workers, steps=60, warmup=20)
+            for workers in (16, 32, 64)
+            for name in three
+        ],
+        "Growth with the batch": [
+            replace(base, policy=name, batch=batch) for batch in (64, 256, 512) for name in three
+        ],
+        "Growth with the tables": [
+            replace(base, policy=name, data=data)
+            for data in ("movielens-25m", "avazu", "criteo-search")
+            for name in three
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", help="one case as JSON, timed in this process")
+    given = parser.parse_args()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    if given.case:
+        print(json.dumps(asdict(measure(Case(**json.loads(given.case))))))
+        return
+    measure(Case("esd(1)", data="movielens-25m", steps=5, warmup=0))  # compile outside the cases
+    parts = [
+        "Decision: distinct rows of the batch, dispatch, plan, law checks, state. One core; "
+        "reading or generating samples is not part of it. samples/s: what one coordinator could "
+        f"feed. Limit of memory: {LIMIT_GB:g} GB at 8 workers.",
+    ]
+    for title, cases in sections().items():
+        rows = [row(case, apart(case)) for case in cases]
+        parts.append(f"## {title}\n\n{markdown(HEADINGS, rows)}")
+    record("decisions", "Decision time and memory", "\n\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Where a benchmark's results go: a dated page with the commit, the command and the machine."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def commit() -> str:
+    """The commit that was measured; a plus where the working tree differs from it."""
+    here = Path(__file__).parent
+    head = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
+    changes = ["git", "-C", str(here), "status", "--porcelain", "--", "../embroute"]
+    name, changed = (
+        subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        for command in (head, changes)
+    )
+    return (name or "unknown") + ("+" if changed else "")
+
+
+def machine() -> str:
+    """Processor, cores and Python of this machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.machine()
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; all columns but the first are numbers, to the right."""
+    lines = [
+        "| " + " | ".join(headings) + " |",
+        "| --- |" + " ---: |" * (len(headings) - 1),
+        *("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def record(name: str, title: str, body: str) -> Path:
+    """Write a results page, print it, and say where it is."""
+    date = datetime.date.today().isoformat()
+    command = f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip()
+    page = f"# {title}\n\n{date}, commit {commit()}, `{command}`  \n{machine()}\n\n{body}\n"
+    path = RESULTS / f"{name}-{date}.md"
+    path.write_text(page)
+    print(page)
+    print(f"written: {path}")
+    return path
