@@ -1,6 +1,6 @@
 """Transmission cost of herald and esd(1) beside an independent simulator's, on three real traces.
 
-`python -m benchmarks.sanity --data FOLDER`, the folder with online_retail/, criteo_adkdd21/, globo/.
+`python -m benchmarks.sanity --data FOLDER`, which holds online_retail, criteo_adkdd21 and globo.
 """
 
 from __future__ import annotations
