@@ -1,0 +1,400 @@
+"""An independent replay of plans: plain dictionaries, and values that say what they contain.
+
+The value of a row is the set of updates in it, kept as the bits of an integer: bit k is the k-th
+update of that row ever made. A lost update is a missing bit, a doubled one is a bit set twice, and
+a read is exact if it finds every bit made before the step. Nothing here looks at the library's
+cells, clocks or marks; plans and the setup are all it knows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from embroute.cost import FLOAT_BYTES, OPTIMIZERS
+from embroute.kernels import codes
+from embroute.kernels.transfers import Transfers
+from embroute.policy.parts import Policy
+from embroute.policy.plan import Plan
+from embroute.policy.setup import Setup
+
+Key = tuple[int, int]  # (worker, row)
+
+
+class LawBrokenError(AssertionError):
+    """A law that a plan breaks."""
+
+
+def demand(truth: bool, *message: object) -> None:
+    """Complain unless it is true."""
+    if not truth:
+        raise LawBrokenError(" ".join(map(str, message)))
+
+
+@dataclass
+class Copy:
+    """A worker's copy of a row: the updates in it, and those nobody else has yet (HET)."""
+
+    row: int
+    value: int
+    has_state: bool
+    clock: int
+    start: int
+    unsent: int = 0
+
+
+class Transfer(NamedTuple):
+    """One transfer, unpacked."""
+
+    worker: int
+    row: int
+    slot: int
+    arena: int
+    kind: int
+    record: int
+    phase: int
+
+
+def unpack(transfers: Transfers) -> list[Transfer]:
+    """Transfers one by one."""
+    return [Transfer(*values) for values in zip(*(c.tolist() for c in transfers), strict=True)]
+
+
+@dataclass
+class Memory:
+    """What the step before did: who trained what where, and what left lazily or urgently."""
+
+    rows: set[int] = field(default_factory=set)
+    copies: set[Key] = field(default_factory=set)  # (worker, row)
+    slots: set[tuple[int, int]] = field(default_factory=set)  # (worker, slot)
+    urgent: set[int] = field(default_factory=set)
+    lazy: set[int] = field(default_factory=set)
+
+
+class Referee:
+    """Replays plans step by step and complains about the first that breaks a law."""
+
+    def __init__(self, policy: Policy, setup: Setup) -> None:
+        self.policy, self.setup = policy, setup
+        tables = zip(setup.schema.tables, setup.widths, strict=True)
+        self.width_R = [width for table, width in tables for _ in range(table.num_rows)]
+        self.shard, self.shard_clock = defaultdict[int, int](int), defaultdict[int, int](int)
+        self.made = defaultdict[int, int](int)  # updates of each row so far
+        self.copies: list[dict[int, Copy]] = [{} for _ in setup.cluster.workers]  # by slot
+        self.slot_of: list[dict[int, int]] = [{} for _ in setup.cluster.workers]  # by row
+        self.steps: list[list[int]] = []  # numbers of the samples trained
+        self.before = Memory()
+        # Of the step being replayed: (worker, row) of look-ups, and the mode of each touch.
+        self.looked_up: set[Key] = set()
+        self.touched: dict[Key, int] = {}
+        self._count()
+
+    def watch(self, plan: Plan) -> None:
+        """Replay one plan."""
+        self._count()
+        self.first = plan.step == 0
+        self.looked_up = self._lookups(plan)
+        self._modes(plan)
+        self._last_pushes_timely()
+        self._returns(plan)
+        landing = self._evictions(plan)
+        pulled = self._pulls(plan)
+        self._slots(plan)
+        self._reads(pulled)
+        bits = self._train()
+        memory = self._updates(plan, bits)
+        for row, unsent, clock in landing:
+            self._merge(row, unsent, clock)
+        self._drops()
+        self.before = memory
+
+    def finish(self, home: Transfers, samples: list[int]) -> None:
+        """The end of the data: all samples trained once, and a drain brings every update home."""
+        trained = sorted(number for step in self.steps for number in step)
+        demand(trained == sorted(samples), "law 1: samples of the run", trained)
+        demand(not self.before.urgent, "urgent without a next step", self.before.urgent)
+        self.drained(home)
+
+    def drained(self, home: Transfers) -> None:
+        """Law 2: with the drain's transfers every update is at the shard, exactly once."""
+        shard = self.shard.copy()
+        for move in unpack(home):
+            copy = self._copy(move)
+            if move.record == codes.DELTA:
+                demand(not shard[move.row] & copy.unsent, "drain doubles an update", move)
+                shard[move.row] |= copy.unsent
+            else:
+                demand(not shard[move.row] & ~copy.value, "drain overwrites an update", move)
+                shard[move.row] = copy.value
+        for row in self.made:
+            demand(shard[row] == self.all_updates(row), "law 2: drain loses updates of row", row)
+
+    def dirty(self) -> set[Key]:
+        """Copies with an update that the shard does not have."""
+        copies = [(w, copy) for w, held in enumerate(self.copies) for copy in held.values()]
+        return {(worker, copy.row) for worker, copy in copies if not self._clean(copy)}
+
+    def all_updates(self, row: int) -> int:
+        """The value that contains every update of the row made so far."""
+        return (1 << self.made[row]) - 1
+
+    def _clean(self, copy: Copy) -> bool:
+        if self.policy.exact:
+            return not copy.value & ~self.shard[copy.row]
+        return not copy.unsent
+
+    def _copy(self, move: Transfer) -> Copy:
+        copy = self.copies[move.worker].get(move.slot)
+        if copy is None or copy.row != move.row:
+            raise LawBrokenError(f"{copy} in the slot of {move}")
+        return copy
+
+    def _count(self) -> None:
+        axes = (self.setup.num_workers, self.setup.cluster.num_shards)
+        shape = (*axes, codes.NUM_KINDS, codes.NUM_PHASES)
+        self.rows_WKIP, self.bytes_WKIP = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+
+    def _add(self, move: Transfer, kind: int) -> None:
+        """Count a transfer with sizes and table look-ups of our own."""
+        width = self.width_R[move.row]
+        state = OPTIMIZERS[self.setup.optimizer](width)
+        floats = width + (state if move.record in (codes.VALUE_STATE, codes.DELTA) else 0)
+        at = (move.worker, move.row % self.setup.cluster.num_shards, kind, move.phase)
+        self.rows_WKIP[at] += 1
+        self.bytes_WKIP[at] += FLOAT_BYTES * floats
+
+    def _lookups(self, plan: Plan) -> set[Key]:
+        """Law 1; returns who looks up what. A worker's samples are contiguous."""
+        batch, order = plan.now.batch, plan.touches.sample_order_S.tolist()
+        demand(sorted(order) == list(range(len(batch))), "law 1: samples of the step", order)
+        workers = [int(plan.worker_S[s]) for s in order]
+        demand(workers == sorted(workers), "samples not grouped by worker")
+        demand(all(0 <= w < self.setup.num_workers for w in workers), "no such worker")
+        self.steps.append(batch.dense[:, 0].astype(int)[order].tolist())
+        bounds = batch.sample_offsets
+        return {
+            (worker, row)
+            for s, worker in zip(order, workers, strict=True)
+            for row in batch.rows[bounds[s] : bounds[s + 1]].tolist()
+            if row >= 0
+        }
+
+    def _modes(self, plan: Plan) -> None:
+        """Touches are the look-ups and rows to fill; one mode per row; a sole toucher is alone."""
+        rows = plan.rows.rows_U[plan.touches.unique_T].tolist()
+        keys = list(zip(plan.touches.worker_T.tolist(), rows, strict=True))
+        self.touched = dict(zip(keys, plan.decision.mode_T.tolist(), strict=True))
+        demand(len(self.touched) == len(keys), "a touch is listed twice")
+        self.dropped = {keys[t] for t in np.flatnonzero(plan.decision.drop_T).tolist()}
+        real = {key for key, mode in self.touched.items() if mode != codes.FILL}
+        demand(self.looked_up <= set(keys), "look-ups without a touch")
+        by_row = defaultdict[int, list[int]](list)
+        for (_, row), mode in self.touched.items():
+            by_row[row].append(mode)
+        for row, modes in by_row.items():
+            demand(len(set(modes)) == 1, "row", row, "has modes", modes)
+            alone = len(modes) == 1 or modes[0] != codes.EXCLUSIVE
+            demand(alone, "exclusive row", row, "is shared")
+        extra = {key for key in real - self.looked_up if self.touched[key] != codes.REPLICA}
+        demand(not extra, "touches nobody looks up", extra)
+
+    def _last_pushes_timely(self) -> None:
+        """Urgent pushes of the step before are needed now, lazy ones are not."""
+        rows = {row for _, row in self.looked_up}
+        demand(self.before.urgent <= rows, "urgent but not needed", self.before.urgent - rows)
+        demand(not self.before.lazy & rows, "lazy but needed", self.before.lazy & rows)
+
+    def _home(self, move: Transfer) -> None:
+        """A whole value replaces the shard's; it must contain all of it."""
+        copy = self._copy(move)
+        demand(move.record == codes.VALUE_STATE and copy.has_state, "no optimizer state in", move)
+        demand(not self.shard[move.row] & ~copy.value, "overwrites an update", move)
+        self.shard[move.row] = copy.value
+
+    def _merge(self, row: int, unsent: int, clock: int) -> None:
+        """HET: an accumulated update is added, the clock becomes the larger."""
+        demand(not self.shard[row] & unsent, "an update of row", row, "arrives twice")
+        self.shard[row] |= unsent
+        self.shard_clock[row] = max(self.shard_clock[row], clock)
+
+    def _on_time(self, move: Transfer) -> int:
+        """What the step before trained exists only after its backward pass."""
+        trained = (move.worker, move.row) in self.before.copies
+        right = codes.URGENT if trained else codes.EARLY
+        demand(move.phase == right, "trained in the step before:", trained, move)
+        return move.phase
+
+    def _returns(self, plan: Plan) -> None:
+        self.late_homes: set[int] = set()
+        for move in unpack(plan.returns):
+            self._add(move, codes.UPDATE_PUSH)
+            if self._on_time(move) == codes.URGENT:
+                self.late_homes.add(move.row)
+            copy = self._copy(move)
+            demand(not self._clean(copy), "nothing to return", move)
+            if self.policy.exact:
+                self._home(move)
+                continue
+            demand(move.record == codes.DELTA, "not a delta", move)
+            self._merge(move.row, copy.unsent, copy.clock)
+            copy.unsent = 0
+
+    def _evictions(self, plan: Plan) -> list[tuple[int, int, int]]:
+        """Values of copies that lose their slot; those of HET land after the step's reads."""
+        landing = []
+        for move in unpack(plan.evictions):
+            self._add(move, codes.EVICT_PUSH)
+            copy = self._copy(move)
+            demand((move.worker, move.row) not in self.touched, "evicted in use", move)
+            demand(not self._clean(copy), "nothing to push", move)
+            if self.policy.exact:
+                self._on_time(move)
+                self._home(move)
+                continue
+            lazily = move.phase == codes.LAZY and move.record == codes.DELTA
+            demand(lazily, "HET evicts lazily", move)
+            landing.append((move.row, copy.unsent, copy.clock))
+            copy.unsent = 0
+        return landing
+
+    def _pulls(self, plan: Plan) -> set[Key]:
+        pulled = set()
+        capacity_WA = self.setup.capacity_WA
+        for move in unpack(plan.pulls):
+            worker, row, slot = move.worker, move.row, move.slot
+            held = row in self.slot_of[worker]
+            self._add(move, codes.STALE_PULL if held else codes.MISS_PULL)
+            demand((worker, row) in self.touched, "pulled for nobody", move)
+            with_state = self.touched[worker, row] != codes.SHARED
+            demand(move.record == (codes.VALUE, codes.VALUE_STATE)[with_state], "record", move)
+            self._overlap(move)
+            demand(self.setup.arenas[move.arena] == self.width_R[row], "wrong arena", move)
+            room = capacity_WA[worker].tolist()
+            inside = 0 <= slot - sum(room[: move.arena]) < room[move.arena]
+            demand(inside, "law 5: slot outside its arena", move)
+            self._make_room(move)
+            clock = self.shard_clock[row]
+            self.copies[worker][slot] = Copy(row, self.shard[row], with_state, clock, clock)
+            self.slot_of[worker][row] = slot
+            pulled.add((worker, row))
+        return pulled
+
+    def _make_room(self, move: Transfer) -> None:
+        """What the pull overwrites: the same row, nothing, or a clean copy nobody uses now."""
+        worker = move.worker
+        held = self.slot_of[worker].get(move.row, move.slot)
+        demand(held == move.slot, "law 5: row held twice", move)
+        old = self.copies[worker].get(move.slot)
+        if old is None:
+            return
+        demand(self._clean(old), "law 2: overwrites an update of row", old.row, move)
+        if old.row != move.row:
+            demand((worker, old.row) not in self.touched, "law 5: in use: row", old.row, move)
+            del self.slot_of[worker][old.row]
+
+    def _overlap(self, move: Transfer) -> None:
+        """An early pull runs while the step before computes: neither row nor slot is busy."""
+        busy = move.row in self.before.rows or (move.worker, move.slot) in self.before.slots
+        if move.phase == codes.EARLY:
+            demand(move.row not in self.before.rows, "early pull of a row in training", move)
+            demand(not busy, "early pull into a slot in use", move)
+            demand(move.row not in self.late_homes, "early pull before a late return", move)
+        else:
+            # Nothing runs before the first step, and replicas are filled at a swap.
+            needless = not (busy or self.first or self.policy.sync.replicates)
+            demand(move.phase == codes.LATE and not needless, "late without need", move)
+
+    def _slots(self, plan: Plan) -> None:
+        """Every look-up, translated to a slot, finds its row there."""
+        batch, slots = plan.now.batch, plan.slot_of_lookup.tolist()
+        bounds, at = batch.sample_offsets, 0
+        for s in plan.touches.sample_order_S.tolist():
+            held = self.copies[int(plan.worker_S[s])]
+            for row in batch.rows[bounds[s] : bounds[s + 1]].tolist():
+                found = held[slots[at]].row if slots[at] in held else -1
+                demand(found == row, "look-up of row", row, "finds row", found)
+                at += 1
+        demand(at == len(slots), "slots without a look-up")
+
+    def _reads(self, pulled: set[Key]) -> None:
+        """Laws 3 and 4."""
+        bound = self.policy.sync.bound
+        for worker, row in self.touched:
+            demand(row in self.slot_of[worker], "worker", worker, "lacks row", row)
+            copy = self.copies[worker][self.slot_of[worker][row]]
+            if self.policy.exact:
+                demand(copy.value == self.all_updates(row), "law 3: worker", worker, "row", row)
+            elif (worker, row) not in pulled:
+                demand(copy.clock <= copy.start + bound, "law 4: unsent", worker, row)
+                demand(self.shard_clock[row] <= copy.clock + bound, "law 4: stale", worker, row)
+
+    def _train(self) -> dict[Key, int]:
+        """One update per worker and row it looks up, applied where the mode says."""
+        bits, reduced = {}, defaultdict[int, int](int)
+        for worker, row in sorted(self.looked_up):
+            bit, mode = 1 << self.made[row], self.touched[worker, row]
+            self.made[row] += 1
+            bits[worker, row] = bit
+            demand(mode != codes.FILL, "a row that is read is not trained:", row)
+            copy = self.copies[worker][self.slot_of[worker][row]]
+            if mode == codes.REPLICA:
+                reduced[row] |= bit
+            elif mode in (codes.EXCLUSIVE, codes.LOCAL):
+                demand(copy.has_state, "no optimizer state: worker", worker, "row", row)
+                copy.value |= bit
+            if mode == codes.LOCAL:
+                copy.unsent |= bit
+                copy.clock += 1
+                demand(copy.unsent.bit_count() <= self.policy.sync.bound + 1, "law 4: unsent")
+        for row, update in reduced.items():
+            self._reduce(row, update)
+        return bits
+
+    def _reduce(self, row: int, update: int) -> None:
+        """Every worker has a replica, all are equal, all apply the sum."""
+        for worker, slots in enumerate(self.slot_of):
+            demand(row in slots, "worker", worker, "has no replica of", row)
+            copy = self.copies[worker][slots[row]]
+            demand(copy.value | update == self.all_updates(row), "replicas differ: row", row)
+            demand(copy.has_state, "no optimizer state: worker", worker, "row", row)
+            copy.value |= update
+
+    def _updates(self, plan: Plan, bits: dict[Key, int]) -> Memory:
+        """What leaves after the step; returns what the next step must know of this one."""
+        memory = Memory({row for _, row in bits})
+        reduced = {key[1] for key in bits if self.touched[key] == codes.REPLICA}
+        everyone = {(w, row) for w in range(self.setup.num_workers) for row in reduced}
+        memory.copies = set(self.touched) | everyone
+        memory.slots = {(w, self.slot_of[w][row]) for w, row in memory.copies}
+        newest = {row: self.shard[row] for row in memory.rows}  # the shard's, at the reads
+        for (_, row), bit in bits.items():
+            newest[row] |= bit
+        pushed = set()
+        for move in unpack(plan.updates):
+            key = (move.worker, move.row)
+            demand(key in bits and key not in pushed, "pushed without cause", move)
+            self._copy(move)
+            pushed.add(key)
+            if move.record == codes.GRADIENT:
+                kind = self.touched[key]
+                demand(kind in (codes.EXCLUSIVE, codes.SHARED), "no gradient to push", move)
+                current = newest[move.row] == self.all_updates(move.row)
+                demand(current, "gradient meets an old value", move)
+                self.shard[move.row] |= bits[key]
+            else:
+                self._home(move)
+            evicted = key in self.dropped and move.record != codes.GRADIENT
+            self._add(move, codes.EVICT_PUSH if evicted else codes.UPDATE_PUSH)
+            demand(move.phase in (codes.URGENT, codes.LAZY), "phase of", move)
+            (memory.urgent if move.phase == codes.URGENT else memory.lazy).add(move.row)
+        kept = {key for key in bits if self.touched[key] == codes.SHARED} - pushed
+        demand(not kept, "law 2: gradients of shared rows stay", kept)
+        return memory
+
+    def _drops(self) -> None:
+        for worker, row in self.dropped:
+            copy = self.copies[worker].pop(self.slot_of[worker].pop(row))
+            demand(self._clean(copy), "law 2: dropped with an update: worker", worker, "row", row)

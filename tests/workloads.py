@@ -1,0 +1,174 @@
+"""Random workloads: tables, clusters, quotas, caches and batches, small enough to shrink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from embroute.cluster import Cluster, Host, Worker
+from embroute.config import Size
+from embroute.cost import OPTIMIZERS
+from embroute.data.batch import PADDING, Batch
+from embroute.data.schema import Field, Schema, Table
+from embroute.data.window import Horizon, Window
+from embroute.policy.parts import Policy
+from embroute.policy.plans import Step, plans, start
+from embroute.policy.setup import Setup
+from embroute.policy.state import State
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A setup and the batches it trains; the first dense column numbers the samples."""
+
+    setup: Setup
+    batches: tuple[Batch, ...]
+
+    @property
+    def counts_R(self) -> npt.NDArray[np.int64]:
+        """Look-ups per row, as a policy with a hot set wants them."""
+        rows = np.concatenate([batch.rows for batch in self.batches])
+        return np.bincount(rows[rows >= 0], minlength=self.setup.schema.num_rows)
+
+    def with_cache(self, cache: Size) -> Workload:
+        """The same workload with other caches."""
+        return replace(self, setup=replace(self.setup, cache=cache))
+
+    def start(self, policy: Policy) -> State:
+        """The empty state of a run of this workload."""
+        return start(policy, self.setup, self.counts_R if policy.regroup else None)
+
+    def plans(self, policy: Policy, state: State) -> Iterator[Step]:
+        """The plans of this workload, one step after the other."""
+        return plans(policy, iter(self.batches), state)
+
+    def windows(self, policy: Policy, state: State) -> Iterator[Window]:
+        """What the planner would see; the caller plans and advances."""
+        batches = iter(self.batches)
+        if policy.regroup:
+            batches = policy.regroup.stream(batches, state)
+        horizon = Horizon(self.setup.schema.num_rows, policy.lookahead)
+        for batch in batches:
+            horizon.push(batch)
+            if horizon.full:
+                yield horizon.pop()
+        while not horizon.empty:
+            yield horizon.pop()
+
+
+def star(num_workers: int, num_shards: int = 1, colocated: int = 0) -> Cluster:
+    """Workers with links 1:2:3:.., shards on a host of their own or, some, beside workers."""
+    hosts = [Host("shard", 1e9, 1e9), *(Host(f"w{i}", 1e8 / (i + 1), 1e8) for i in range(5))]
+    homes = tuple(1 + k % num_workers if k < colocated else 0 for k in range(num_shards))
+    return Cluster(tuple(hosts), tuple(Worker(i + 1) for i in range(num_workers)), homes)
+
+
+def make_batch(bags: list[list[list[int]]], first_sample: int = 0) -> Batch:
+    """A batch of samples given as bags of global row ids by field."""
+    flat = [bag for sample in bags for bag in sample]
+    numbers = np.arange(first_sample, first_sample + len(bags), dtype=np.float32)
+    return Batch(
+        np.array([row for bag in flat for row in bag], np.int64),
+        np.cumsum([0, *map(len, flat)]),
+        numbers.reshape(-1, 1),
+        np.zeros(len(bags), np.float32),
+        len(bags[0]) if bags else 1,
+    )
+
+
+def one_row_each(samples: list[list[int]], first_sample: int = 0) -> Batch:
+    """A batch in which sample s looks up one row per field."""
+    return make_batch([[[row] for row in sample] for sample in samples], first_sample)
+
+
+def _bag(rng: np.random.Generator, first: int, rows: int, is_bag: bool) -> list[int]:
+    """Ids of one bag, the low ones more often; now and then padding, a repeat, or nothing."""
+    length = int(rng.integers(0, 4)) if is_bag else 1
+    ids = first + np.floor(rows * rng.random(length) ** 2).astype(int)
+    padded = rng.random(length) < 0.1
+    return [PADDING if pad else int(row) for row, pad in zip(ids, padded, strict=True)]
+
+
+def draw_batches(schema: Schema, sizes: list[int], seed: int) -> tuple[Batch, ...]:
+    """Batches of the given sizes with skewed ids."""
+    rng = np.random.default_rng(seed)
+    batches, trained = [], 0
+    for size in sizes:
+        bags = []
+        for _ in range(size):
+            fields = [(f, schema.tables[f.table].num_rows) for f in schema.fields]
+            bags.append(
+                [_bag(rng, int(schema.first_rows[f.table]), rows, f.bag) for f, rows in fields]
+            )
+        batches.append(make_batch(bags, trained))
+        trained += size
+    return tuple(batches)
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    """One to four tables of different sizes, one to four fields over them."""
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    tables = tuple(Table(f"t{i}", size) for i, size in enumerate(sizes))
+    field = st.tuples(st.integers(0, len(sizes) - 1), st.booleans())
+    fields = draw(st.lists(field, min_size=1, max_size=4))
+    named = tuple(Field(f"f{i}", table, bag) for i, (table, bag) in enumerate(fields))
+    return Schema(tables, named, ("sample",), labelled=True)
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> Setup:
+    """Any schema on any small cluster: uneven links, quotas, widths and caches."""
+    schema = draw(schemas())
+    workers = draw(st.integers(1, 5))
+    shards = draw(st.integers(1, 3))
+    cluster = star(workers, shards, draw(st.integers(0, shards)))
+    widths = st.lists(
+        st.sampled_from([2, 4, 7]), min_size=len(schema.tables), max_size=len(schema.tables)
+    )
+    share = st.sampled_from([0.0, 0.5, 1.0, 1.0, 3.0])
+    shares = draw(st.lists(share, min_size=workers, max_size=workers).filter(sum) | st.just([]))
+    return Setup(
+        schema,
+        cluster,
+        draw(st.just(4) | widths.map(tuple)),
+        batch_size=draw(st.integers(1, 9)),
+        optimizer=draw(st.sampled_from(sorted(OPTIMIZERS))),
+        cache=Size(draw(st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0])), "share"),
+        shares=tuple(shares),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """A setup with up to 40 batches: equal ones and a short last one, or all sizes mixed."""
+    setup = draw(setups())
+    batch_size = setup.batch_size
+    steps = draw(st.integers(1, 40))
+    seed = draw(st.integers(0, 2**16))
+    if draw(st.booleans()):
+        sizes = [batch_size] * (steps - 1) + [1 + seed % batch_size]
+    else:
+        sizes = [int(size) for size in np.random.default_rng(seed).integers(1, 10, steps)]
+    return Workload(setup, draw_batches(setup.schema, sizes, seed))
+
+
+def long_workload(optimizer: str, seed: int = 7) -> Workload:
+    """A few hundred steps with two widths, bags, uneven links and quotas."""
+    tables = (Table("a", 120), Table("b", 40), Table("c", 7))
+    fields = (Field("a", 0), Field("b", 1, bag=True), Field("c", 2), Field("a2", 0))
+    schema = Schema(tables, fields, ("sample",), labelled=True)
+    setup = Setup(
+        schema,
+        star(4, 2, 1),
+        (4, 8, 4),
+        12,
+        optimizer,
+        Size(0.45, "share"),
+        (2.0, 1.0, 1.0, 0.5),
+    )
+    return Workload(setup, draw_batches(schema, [12] * 249 + [5], seed))
