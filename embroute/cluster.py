@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +140,7 @@ _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _quantity(where: str, value: object, units: Mapping[str, float]) -> float:
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]+)(/s)?\s*", str(value))
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)(/s)?\s*", str(value))
     if not match or match.group(2).lower() not in units:
         raise ValueError(
             f"{where}: expected a number with one of {', '.join(units)}, got {value!r}"
@@ -187,7 +189,9 @@ def _read_worker(where: str, hosts: Sequence[Host], value: object) -> Worker:
     given = _mapping(where, value)
     _known(where, given, {"host", "slowness"})
     slowness = given.get("slowness", 1.0)
-    if not isinstance(slowness, int | float) or slowness <= 0:
+    if isinstance(slowness, bool) or not isinstance(slowness, int | float):
+        raise ValueError(f"{where}: slowness must be a number, got {slowness!r}")
+    if not 0 < slowness < math.inf:
         raise ValueError(f"{where}: slowness must be a number above 0, got {slowness!r}")
     return Worker(_host_index(where, hosts, given.get("host")), float(slowness))
 
@@ -198,12 +202,33 @@ def _sequence(where: str, value: object) -> list[object]:
     return value
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error; PyYAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for i, key in enumerate(keys):
+            if key in keys[:i]:
+                mark = node.value[i][0].start_mark
+                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=mark)
+        return super().construct_mapping(node, deep)
+
+
+def _load(path: Path) -> object:
+    """What a YAML file holds; its faults are told in one line, with the line of the file."""
+    try:
+        # _Loader is a SafeLoader: it makes nothing but plain values.
+        return yaml.load(path.read_text("utf-8"), _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path}{line}: not YAML: {error.problem}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+
+
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file: `hosts`, `workers`, `shards`, and optionally `coordinator`."""
-    try:
-        given = _mapping(str(path), yaml.safe_load(path.read_text()))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {error}") from None
+    given = _mapping(str(path), _load(path))
     _known(str(path), given, {"hosts", "workers", "shards", "coordinator"})
     named = _mapping(f"{path}: hosts", given.get("hosts"))
     hosts = [_read_host(path, name, value) for name, value in named.items()]

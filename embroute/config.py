@@ -54,9 +54,11 @@ def parse_call(text: str) -> Call:
         raise ValueError(f"expected 'name(argument, key=value)', got {text!r}")
     args, options = [], {}
     for part in split_outside(rest[1:-1], ","):
-        key, equals, value = part.partition("=")
+        key, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and "(" not in key:
-            options[key.strip()] = value.strip()
+            if key in options:
+                raise ValueError(f"in {text!r}: option {key!r} is given twice")
+            options[key] = value
         elif part and options:
             raise ValueError(f"in {text!r}: argument {part!r} follows a key=value argument")
         elif part:
@@ -116,7 +118,7 @@ class Size:
 
 def parse_size(name: str, text: str) -> Size:
     """Read `0.1` or `10%` (share), `5000` or `5000rows` (rows), `256MB` (bytes)."""
-    match = re.fullmatch(r"\s*([0-9.eE+]+?)\s*(%|rows|[KMG]i?B|B)?\s*", text)
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%|rows|[KMG]i?B|B)?\s*", text)
     if not match:
         raise ValueError(f"{name} must look like 0.1, 10%, 5000rows or 256MB, got {text!r}")
     amount = parse_number(name, match.group(1), 0, 1e15)

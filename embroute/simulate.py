@@ -12,6 +12,7 @@ import numpy.typing as npt
 from embroute.cost import StepTime, Traffic, step_time, transfer_cost_W, transmission_cost
 from embroute.data.batch import Batch, Source
 from embroute.data.stream import batches
+from embroute.kernels.codes import UPDATE_PUSH
 from embroute.kernels.transfers import empty_counts, tally
 from embroute.policy.bounds import Bound, lower_bound
 from embroute.policy.catalog import make_policy
@@ -166,7 +167,7 @@ def _outcome(
     for later in reports[1:]:
         total = total + later.traffic
     pushes_WKI = np.zeros((*drained[1].shape, total.rows_WKIP.shape[2]), np.int64)
-    pushes_WKI[:, :, 2] = drained[1]
+    pushes_WKI[:, :, UPDATE_PUSH] = drained[1]
     drain_cost = float(transfer_cost_W(pushes_WKI, setup.cluster).sum())
     touches = sum(step.touches for step in reports)
     return Outcome(

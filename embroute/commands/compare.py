@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from embroute.commands.data import reported, tell_bad_rows
 from embroute.commands.data_options import data_options
-from embroute.commands.job_options import JobOptions, job_of, job_options
+from embroute.commands.job_options import JobOptions, job_of, job_options, output_file, policy_of
 from embroute.commands.results import Line, bound_line, line, subsets, table, to_json
 from embroute.config import split_outside
 from embroute.data.open import DataOptions, open_source
 from embroute.policy.catalog import SYSTEMS, make_policy
-from embroute.simulate import Job, bound, measure
+from embroute.simulate import Job, begin, bound, choose_workers, measure
 
 LOWER_BOUND = "lower-bound"
 YARDSTICK = "vanilla"
@@ -28,11 +28,33 @@ def _names(text: str) -> list[str]:
     names = [name for name in split_outside(text, ",") if name]
     for name in names:
         if name != LOWER_BOUND:
-            make_policy(name)
+            policy_of("--policies", name)
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
         raise ValueError(f"--policies: {sorted(doubled)[0]!r} is given twice")
     return names if YARDSTICK in names else [YARDSTICK, *names]
+
+
+def _check(names: list[str], job: Job) -> None:
+    """Refuse now what would be refused when a policy's turn comes."""
+    for policy in (make_policy(name) for name in names if name != LOWER_BOUND):
+        if policy.workers != "fast":
+            choose_workers(policy, job)
+        if job.setup.optimizer in policy.sync.refused_optimizers:
+            begin(policy, job)  # raises, and says why
+
+
+def _defaults(optimizer: str) -> str:
+    """The default policies that can train with the optimizer."""
+    names = split_outside(DEFAULT, ",")
+    refused = [
+        name
+        for name in names
+        if name != LOWER_BOUND and optimizer in make_policy(name).sync.refused_optimizers
+    ]
+    for name in refused:
+        click.echo(f"left out: {name}, which cannot train with {optimizer}", err=True)
+    return ",".join(name for name in names if name not in refused)
 
 
 def run(names: list[str], job: Job, console: Console) -> list[Line]:
@@ -44,7 +66,8 @@ def run(names: list[str], job: Job, console: Console) -> list[Line]:
         TimeElapsedColumn(),
     )
     lines = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("", total=len(names) * job.steps)
         for done, name in enumerate(names):
             progress.update(task, description=f"{name:.30s}", completed=done * job.steps)
@@ -73,7 +96,7 @@ _EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restrict
 @click.option(
     "--data", default="online-retail", show_default=True, help="A built-in name or a path."
 )
-@click.option("--policies", default=DEFAULT, show_default=True, help="Separated by commas.")
+@click.option("--policies", help=f"Separated by commas.  [default: {DEFAULT}]")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write results here.")
 @job_options
 @data_options
@@ -81,26 +104,29 @@ def compare(
     data_options: DataOptions,
     options: JobOptions,
     data: str,
-    policies: str,
+    policies: str | None,
     json_path: Path | None,
 ) -> None:
     """Price policies on your data and network, without training.
 
     Rows, bytes and cost are sums over the measured steps; step time is their mean.
     """
-    names = _names(policies)
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise ValueError(f"--json {json_path}: the folder {json_path.parent} does not exist")
-    messages = Console(stderr=True)
+    names = _names(policies or _defaults(options.optimizer))
+    if json_path is not None:
+        output_file("--json", json_path)
     with reported() as progress:
         source = open_source(data, data_options, progress)
     job = job_of(options, source)
-    lines = run(names, job, messages)
+    _check(names, job)
+    lines = run(names, job, Console(stderr=True))
     console = Console()
     console.print(table(lines, job, data))
     for sentence in subsets(lines, job):
         console.print(sentence, highlight=False, markup=False)
     tell_bad_rows(source)
+    trained = job.warmup + min(entry.steps for entry in lines if entry.steps is not None)
+    if trained < job.steps:
+        click.echo(f"the data ended after {trained} of {job.steps} steps", err=True)
     if json_path is not None:
         json_path.write_text(json.dumps(to_json(lines, job, data), indent=2) + "\n")
-        messages.print(f"written: {json_path}")
+        click.echo(f"written: {json_path}", err=True)

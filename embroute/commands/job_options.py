@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import click
@@ -14,6 +14,8 @@ from embroute.cluster import PRESETS, Cluster, open_cluster
 from embroute.config import parse_number, parse_size
 from embroute.cost import OPTIMIZERS
 from embroute.data.batch import Source
+from embroute.policy.catalog import make_policy
+from embroute.policy.parts import Policy
 from embroute.policy.setup import Setup, dims
 from embroute.simulate import Job
 
@@ -63,11 +65,19 @@ _OPTIONS = (
         "--dim", default="64", show_default=True, help="Width of a row, e.g. 64 or 64,C1=16."
     ),
     click.option(
-        "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True
+        "--optimizer",
+        type=click.Choice(list(OPTIMIZERS)),
+        default="sgd",
+        show_default=True,
+        help="Of the rows; its state travels with them.",
     ),
     click.option("--quotas", help="Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
     click.option(
-        "--compute-ms-per-sample", type=click.FloatRange(0), default=0.0, show_default=True
+        "--compute-ms-per-sample",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="Milliseconds of the reference worker.",
     ),
     click.option(
         "--dense-bytes", default="0", show_default=True, help="Dense gradients a step, e.g. 4MB."
@@ -78,9 +88,13 @@ _OPTIONS = (
     click.option(
         "--warmup", type=click.IntRange(0), default=10, show_default=True, help="Not counted."
     ),
-    click.option("--epochs", type=click.IntRange(1), default=1, show_default=True),
+    click.option(
+        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes at most."
+    ),
     click.option("--shuffle", is_flag=True, help="Shuffle every epoch."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+    click.option(
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of --shuffle."
+    ),
 )
 
 
@@ -104,8 +118,9 @@ def cluster_of(options: JobOptions) -> Cluster:
         network = f"{network}-{options.workers or 8}"
     cluster = open_cluster(network)
     if options.workers not in (None, cluster.num_workers):
-        preset = re.sub(r"-\d+$", f"-{options.workers}", network)
-        hint = f"; use --network {preset}" if network.partition("-")[0] in PRESETS else ""
+        preset, _, count = network.rpartition("-")
+        is_preset = preset in PRESETS and count.isdigit()
+        hint = f"; use --network {preset}-{options.workers}" if is_preset else ""
         raise ValueError(
             f"--workers {options.workers}: --network {network} has {cluster.num_workers} "
             f"workers{hint}"
@@ -121,6 +136,24 @@ def cluster_of(options: JobOptions) -> Cluster:
         compute_s_per_sample=options.compute_ms_per_sample / 1e3,
         dense_bytes=size.amount,
     )
+
+
+def policy_of(option: str, text: str) -> Policy:
+    """The policy of a name; an error says which option and which name it is about."""
+    try:
+        return make_policy(text)
+    except ValueError as error:
+        fault = str(error).removeprefix(f"--policy {text!r}: ")
+        raise ValueError(f"{option} {text!r}: {fault}") from None
+
+
+def output_file(option: str, path: Path) -> Path:
+    """A file that results can be written to later, checked before the work starts."""
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise ValueError(f"{option} {path}: this is a folder, give a file in it")
+    return path
 
 
 def job_of(options: JobOptions, source: Source) -> Job:

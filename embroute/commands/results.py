@@ -38,6 +38,7 @@ class Line:
     rows: dict[str, int]
     bytes: dict[str, int]
     per_worker: tuple[WorkerLine, ...]
+    steps: int | None  # measured; a bound has none of its own
     transmission_cost_s: float
     step_time_s: float
     hit_rate: float | None
@@ -95,6 +96,7 @@ def line(name: str, outcome: Outcome) -> Line:
         rows,
         sizes,
         workers,
+        outcome.steps,
         outcome.transmission_cost_s,
         outcome.step_time_s,
         outcome.hit_rate,
@@ -116,6 +118,7 @@ def bound_line(bound: Bound, job: Job) -> Line:
         rows,
         sizes,
         (),
+        None,
         bound.transmission_cost_s,
         bound.step_time_s,
         None,
@@ -131,6 +134,7 @@ def _as_json(entry: Line) -> dict[str, object]:
         "rows": entry.rows,
         "bytes": entry.bytes,
         "workers": [worker.worker for worker in entry.per_worker],
+        "measured_steps": entry.steps,
         "per_worker": [vars(worker) for worker in entry.per_worker],
         "transmission_cost_s": entry.transmission_cost_s,
         "step_time_s": entry.step_time_s,
@@ -175,7 +179,8 @@ def _scaled(value: float) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    return _short(1e3 * seconds)
+    """At most five digits; where a link is hopelessly slow, thousands or millions of them."""
+    return _short(1e3 * seconds) if seconds < 99.9995 else _scaled(1e3 * seconds)
 
 
 def _ratio(value: float, yardstick: float) -> str:

@@ -11,10 +11,9 @@ from rich.progress import track
 
 from embroute.commands.data import reported, tell_bad_rows
 from embroute.commands.data_options import data_options
-from embroute.commands.job_options import JobOptions, job_of, job_options
+from embroute.commands.job_options import JobOptions, job_of, job_options, output_file, policy_of
 from embroute.cost import KIND_NAMES
 from embroute.data.open import DataOptions, open_source
-from embroute.policy.catalog import make_policy
 from embroute.simulate import StepReport, choose_workers, simulate, with_workers
 
 COLUMNS = (
@@ -78,23 +77,29 @@ def simulate_command(
     data_options: DataOptions, options: JobOptions, data: str, policy: str, csv_path: Path
 ) -> None:
     """Simulate one policy and write a line per step, warm-up included."""
-    chosen = make_policy(policy)
-    if not csv_path.absolute().parent.is_dir():
-        raise ValueError(f"--csv {csv_path}: the folder {csv_path.parent} does not exist")
+    chosen = policy_of("--policy", policy)
+    output_file("--csv", csv_path)
     messages = Console(stderr=True)
     with reported() as progress:
         source = open_source(data, data_options, progress)
     job = job_of(options, source)
     job = with_workers(job, choose_workers(chosen, job))
     steps = 0
+    reports = track(
+        simulate(chosen, job),
+        policy,
+        job.steps,
+        console=messages,
+        transient=True,
+        disable=not messages.is_terminal,
+    )
     with csv_path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        reports = simulate(chosen, job)
-        for report in track(reports, policy, job.steps, console=messages, transient=True):
+        for report in reports:
             writer.writerow(csv_row(report))
             steps += 1
     tell_bad_rows(source)
     if steps < job.steps:
-        messages.print(f"the data ended after {steps} of {job.steps} steps")
-    messages.print(f"written: {csv_path} ({steps} steps)", highlight=False)
+        click.echo(f"the data ended after {steps} of {job.steps} steps", err=True)
+    click.echo(f"written: {csv_path} ({steps} steps)", err=True)
