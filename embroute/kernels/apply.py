@@ -17,6 +17,7 @@ from embroute.kernels.codes import (
     FRESH,
     HIT,
     LOCAL,
+    MISS,
     NOTHING,
     REPLICA,
     ROW,
@@ -25,57 +26,67 @@ from embroute.kernels.codes import (
     START,
     USED,
 )
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows, Transfers
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 
 @kernel
-def clean(caches: Caches, pushed: Transfers) -> None:
+def clean(cell_RW: I32, worker: I32, row: I64) -> None:
     """Copies whose update went home hold nothing the shard does not have."""
-    for i in range(len(pushed.row)):
-        caches.cell_RW[pushed.row[i], pushed.worker[i]] &= ~DIRTY
+    for i in range(len(row)):
+        cell_RW[row[i], worker[i]] &= ~DIRTY
 
 
 @kernel
-def occupy(caches: Caches, rows: StepRows, touches: Touches, placement: Placement) -> None:
-    """Victims leave, touched rows take their slots."""
-    for t in range(len(placement.slot_T)):
-        w, slot = touches.worker_T[t], placement.slot_T[t]
-        u = touches.unique_T[t]
-        if placement.victim_T[t] >= 0:
-            caches.cell_RW[placement.victim_T[t], w] = 0
-        caches.slot_WCF[w, slot, ROW] = rows.rows_U[u]
-        caches.slot_WCF[w, slot, USED] = rows.step + 1
-        a = rows.arena_U[u]
-        used = slot - caches.first_WA[w, a] + 1
-        if used > caches.used_WA[w, a]:
-            caches.used_WA[w, a] = used
+def occupy(
+    caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
+) -> None:
+    """Victims leave, missing rows take their slots."""
+    cell_RW, slots = caches.cell_RW, caches.slot_WCF
+    first_WA, used_WA, now = caches.first_WA, caches.used_WA, rows.step + 1
+    rows_U, arena_U, need_T = rows.rows_U, rows.arena_U, decision.need_T
+    worker_T, unique_T = touches.worker_T, touches.unique_T
+    slot_T, victim_T = placement.slot_T, placement.victim_T
+    for t in range(len(slot_T)):
+        w, slot = worker_T[t], slot_T[t]
+        slots[w, slot, USED] = now
+        if need_T[t] != MISS:
+            continue
+        if victim_T[t] >= 0:
+            cell_RW[victim_T[t], w] = 0
+        slots[w, slot, ROW] = rows_U[unique_T[t]]
+        a = arena_U[unique_T[t]]
+        used_WA[w, a] = max(used_WA[w, a], slot - first_WA[w, a] + 1)
 
 
 @kernel
-def _settle_replica(caches: Caches, row: int, step: int) -> None:
+def _settle_replica(cell_RW: I32, slot_WCF: I32, row: int, step: int) -> None:
     """Every replica is up to date and the shard is not; one of them will bring the row home."""
-    num_workers = caches.cell_RW.shape[1]
+    num_workers = cell_RW.shape[1]
     for k in range(num_workers):
-        slot = (caches.cell_RW[row, k] & SLOT_MASK) - 1
+        slot = (cell_RW[row, k] & SLOT_MASK) - 1
         if slot < 0:
             continue
         keeper = DIRTY if k == row % num_workers else 0
-        caches.cell_RW[row, k] = (slot + 1) | FRESH | keeper
-        caches.slot_WCF[k, slot, USED] = step + 1
+        cell_RW[row, k] = (slot + 1) | FRESH | keeper
+        slot_WCF[k, slot, USED] = step + 1
 
 
-@kernel
+@inlined
 def _after(mode: int, pushed: int) -> int:
     """Bits of a touched copy after the step."""
+    bits = 0
     if mode == EXCLUSIVE:
-        return FRESH | (DIRTY if pushed == NOTHING else 0)
-    if mode == LOCAL:
-        return DIRTY
-    return FRESH if mode == FILL else 0
+        bits = FRESH if pushed != NOTHING else FRESH | DIRTY
+    elif mode == LOCAL:
+        bits = DIRTY
+    elif mode == FILL:
+        bits = FRESH
+    return bits
 
 
 @kernel
@@ -83,29 +94,32 @@ def settle(
     caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
 ) -> None:
     """Set the cells of all copies of the step's rows."""
-    for u in range(len(rows.rows_U)):
-        first, last = touches.first_U[u], touches.first_U[u + 1]
+    cell_RW, rows_U, step = caches.cell_RW, rows.rows_U, rows.step
+    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
+    mode_T, push_T, slot_T = decision.mode_T, decision.push_T, placement.slot_T
+    for u in range(len(rows_U)):
+        first, last, row = first_U[u], first_U[u + 1], rows_U[u]
         if first == last:
             continue
-        row = rows.rows_U[u]
-        mode = decision.mode_T[touches.of_row_T[first]]
-        if mode <= SHARED and any_bit(caches.cell_RW, row, FRESH | DIRTY):
-            for k in range(caches.cell_RW.shape[1]):
-                caches.cell_RW[row, k] &= SLOT_MASK
+        mode = mode_T[of_row_T[first]]
+        if mode <= SHARED and any_bit(cell_RW, row, FRESH | DIRTY):
+            for k in range(cell_RW.shape[1]):
+                cell_RW[row, k] &= SLOT_MASK
         for i in range(first, last):
-            t = touches.of_row_T[i]
-            bits = _after(mode, decision.push_T[t])
-            caches.cell_RW[row, touches.worker_T[t]] = (placement.slot_T[t] + 1) | bits
+            t = of_row_T[i]
+            cell_RW[row, worker_T[t]] = (slot_T[t] + 1) | _after(mode, push_T[t])
         if mode == REPLICA:
-            _settle_replica(caches, row, rows.step)
+            _settle_replica(cell_RW, caches.slot_WCF, row, step)
 
 
 @kernel
-def drop(caches: Caches, rows: StepRows, touches: Touches, decision: Decision) -> None:
+def drop(caches: Caches, rows: StepRows, touches: Touches, drop_T: npt.NDArray[np.uint8]) -> None:
     """Copies that do not outlive the step leave."""
-    for t in range(len(decision.drop_T)):
-        if decision.drop_T[t]:
-            caches.cell_RW[rows.rows_U[touches.unique_T[t]], touches.worker_T[t]] = 0
+    cell_RW, rows_U = caches.cell_RW, rows.rows_U
+    unique_T, worker_T = touches.unique_T, touches.worker_T
+    for t in range(len(drop_T)):
+        if drop_T[t]:
+            cell_RW[rows_U[unique_T[t]], worker_T[t]] = 0
 
 
 @kernel
@@ -119,22 +133,25 @@ def tick(
 ) -> None:
     """Advance the clocks by a step. `pushed`: returns, which land before it, and evictions."""
     returned, evicted = pushed
+    slots, clock_R, rows_U = caches.slot_WCF, caches.clock_R, rows.rows_U
+    worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
     for i in range(len(returned.row)):
-        clock = caches.slot_WCF[returned.worker[i], returned.slot[i], CLOCK]
-        caches.clock_R[returned.row[i]] = max(caches.clock_R[returned.row[i]], clock)
+        clock = slots[returned.worker[i], returned.slot[i], CLOCK]
+        clock_R[returned.row[i]] = max(clock_R[returned.row[i]], clock)
     # The slots of evicted copies are about to be taken over.
     left = np.empty(len(evicted.row), np.int32)
     for i in range(len(left)):
-        left[i] = caches.slot_WCF[evicted.worker[i], evicted.slot[i], CLOCK]
-    for t in range(len(placement.slot_T)):
-        w, slot = touches.worker_T[t], placement.slot_T[t]
-        if decision.need_T[t] != HIT:
-            clock = caches.clock_R[rows.rows_U[touches.unique_T[t]]]
-            caches.slot_WCF[w, slot, START] = clock
-            caches.slot_WCF[w, slot, CLOCK] = clock
-        caches.slot_WCF[w, slot, CLOCK] += 1
+        left[i] = slots[evicted.worker[i], evicted.slot[i], CLOCK]
+    slot_T = placement.slot_T
+    for t in range(len(slot_T)):
+        w, slot = worker_T[t], slot_T[t]
+        if need_T[t] != HIT:
+            clock = clock_R[rows_U[unique_T[t]]]
+            slots[w, slot, START] = clock
+            slots[w, slot, CLOCK] = clock
+        slots[w, slot, CLOCK] += 1
     for i in range(len(left)):
-        caches.clock_R[evicted.row[i]] = max(caches.clock_R[evicted.row[i]], left[i])
+        clock_R[evicted.row[i]] = max(clock_R[evicted.row[i]], left[i])
 
 
 @kernel

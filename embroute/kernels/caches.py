@@ -17,13 +17,13 @@ from embroute.kernels.codes import (
     HIT,
     MARK,
     MISS,
-    NEXT,
-    PREV,
     ROW,
     SLOT_MASK,
     STALE,
+    TICKET,
 )
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
+from embroute.kernels.order import NEXT, SLOT, Order
 from embroute.kernels.touches import Touches
 
 I32 = npt.NDArray[np.int32]
@@ -35,22 +35,12 @@ class Caches(NamedTuple):
     """Everything known of copies and slots. Zeros mean empty, so untouched pages cost nothing."""
 
     cell_RW: I32  # slot + 1, FRESH, DIRTY
-    slot_WCF: I32  # fields F of a slot: ROW, USED, MARK, PREV, NEXT, BUCKET, START, CLOCK
+    slot_WCF: I32  # fields F of a slot: ROW, USED, MARK, TICKET, BUCKET, START, CLOCK
     first_WA: I64  # first slot of each arena
     capacity_WA: I64
     used_WA: I64  # slots handed out so far
-    head_WAB: I32  # oldest slot + 1 of each bucket
-    tail_WAB: I32  # youngest
+    order: Order
     clock_R: I32  # bounded staleness: the shard's clock; empty where a policy is exact
-
-
-class Moves(NamedTuple):
-    """Copies that go to the young end of a bucket, in this order."""
-
-    worker: I32
-    slot: I32
-    arena: U8
-    bucket: I32
 
 
 @kernel
@@ -67,7 +57,7 @@ def copies(cell_RW: I32, rows_U: I64) -> I32:
     return out
 
 
-@kernel
+@inlined
 def any_bit(cell_RW: I32, row: int, bits: int) -> bool:
     """Whether any copy of a row carries one of the bits."""
     seen = 0
@@ -76,78 +66,30 @@ def any_bit(cell_RW: I32, row: int, bits: int) -> bool:
     return seen & bits != 0
 
 
-@kernel
-def _unlink(caches: Caches, w: int, a: int, slot: int) -> None:
-    slots = caches.slot_WCF
-    before, after = slots[w, slot, PREV], slots[w, slot, NEXT]
-    bucket = slots[w, slot, BUCKET] - 1
-    if before:
-        slots[w, before - 1, NEXT] = after
-    else:
-        caches.head_WAB[w, a, bucket] = after
-    if after:
-        slots[w, after - 1, PREV] = before
-    else:
-        caches.tail_WAB[w, a, bucket] = before
-
-
-@kernel
-def _warm_neighbours(slots: I32, moves: Moves) -> int:
-    """Read the neighbours of the moved slots, many cache misses at a time; the sum is of no use."""
-    seen = 0
-    for i in range(len(moves.slot)):
-        w = moves.worker[i]
-        before, after = slots[w, moves.slot[i], PREV], slots[w, moves.slot[i], NEXT]
-        seen += slots[w, max(before - 1, 0), NEXT] + slots[w, max(after - 1, 0), PREV]
-    return seen
-
-
-@kernel
-def move(caches: Caches, moves: Moves) -> int:
-    """Place or re-place slots at the young end of their buckets; the result is of no use."""
-    slots = caches.slot_WCF
-    warmed = _warm_neighbours(slots, moves)
-    for i in range(len(moves.slot)):
-        w, a, slot, bucket = moves.worker[i], moves.arena[i], moves.slot[i], moves.bucket[i]
-        if slots[w, slot, BUCKET]:
-            _unlink(caches, w, a, slot)
-        tail = caches.tail_WAB[w, a, bucket]
-        slots[w, slot, PREV] = tail
-        slots[w, slot, NEXT] = 0
-        slots[w, slot, BUCKET] = bucket + 1
-        if tail:
-            slots[w, tail - 1, NEXT] = slot + 1
-        else:
-            caches.head_WAB[w, a, bucket] = slot + 1
-        caches.tail_WAB[w, a, bucket] = slot + 1
-    return warmed
-
-
 # Marks of a slot in the step being planned; those of earlier steps fade by themselves.
 TOUCHED, RETURNED, CHECKED = 1, 2, 4
 _STEP_SHIFT = 3
 
 
-@kernel
-def set_mark(caches: Caches, w: int, slot: int, bit: int, step: int) -> None:
+@inlined
+def set_mark(slot_WCF: I32, w: int, slot: int, bit: int, step: int) -> None:
     """Mark one slot."""
     now = (step + 1) << _STEP_SHIFT
-    old = caches.slot_WCF[w, slot, MARK]
-    caches.slot_WCF[w, slot, MARK] = (old if old >= now else now) | bit
+    slot_WCF[w, slot, MARK] = max(slot_WCF[w, slot, MARK], now) | bit
 
 
-@kernel
-def marked(caches: Caches, w: int, slot: int, bit: int, step: int) -> bool:
+@inlined
+def marked(slot_WCF: I32, w: int, slot: int, bit: int, step: int) -> bool:
     """Whether a slot carries the mark in this step."""
-    value = caches.slot_WCF[w, slot, MARK]
+    value = slot_WCF[w, slot, MARK]
     return bool(value >> _STEP_SHIFT == step + 1 and value & bit != 0)
 
 
 @kernel
-def mark(caches: Caches, worker: I32, slot: I32, bit: int, step: int) -> None:
+def mark(slot_WCF: I32, worker: I32, slot: I32, bit: int, step: int) -> None:
     """Mark slots."""
     for i in range(len(slot)):
-        set_mark(caches, worker[i], slot[i], bit, step)
+        set_mark(slot_WCF, worker[i], slot[i], bit, step)
 
 
 class Request(NamedTuple):
@@ -170,68 +112,92 @@ class Placement(NamedTuple):
 
 
 @kernel
-def _next_slot(caches: Caches, request: Request, at: I64, cursor: I64) -> int:
-    """Next slot to take from worker at[0], arena at[1]: never used, free, or the next victim.
+def _victims(order: Order, slot_WCF: I32, order_B: I32, at: tuple[int, int, int], out: I32) -> int:
+    """Fill `out` with the next slots of a worker and arena that lose their copy; how many."""
+    w, a, step = at
+    head_WAB, tickets = order.head_WAB, order.ticket_WQ2
+    count = 0
+    for bucket in order_B:
+        ticket = np.int64(head_WAB[w, a, bucket]) - 1
+        while ticket >= 0 and count < len(out):
+            slot = tickets[w, ticket, SLOT]
+            # A void ticket or a slot that the step itself uses is passed over.
+            valid = slot_WCF[w, slot, TICKET] == ticket + 1
+            if valid and not marked(slot_WCF, w, slot, TOUCHED, step):
+                out[count] = slot
+                count += 1
+            ticket = np.int64(tickets[w, ticket, NEXT]) - 1
+    return count
 
-    `cursor` holds: slots taken of those never used, position in order_B, next slot + 1.
-    """
-    w, a = at[0], at[1]
-    unused = caches.used_WA[w, a] + cursor[0]
-    if unused < caches.capacity_WA[w, a]:
-        cursor[0] += 1
-        return int(caches.first_WA[w, a] + unused)
-    while True:
-        while cursor[2] == 0:
-            cursor[1] += 1
-            if cursor[1] >= len(request.order_B):
-                return -1
-            cursor[2] = caches.head_WAB[w, a, request.order_B[cursor[1]]]
-        slot = int(cursor[2] - 1)
-        cursor[2] = caches.slot_WCF[w, slot, NEXT]
-        if not marked(caches, w, slot, TOUCHED, request.step):
-            return slot
+
+@kernel
+def _vacancies(caches: Caches, request: Request, w: int, a: int, needed: int) -> I32:
+    """Slots for `needed` missing rows: those never used, then victims; fewer if there are none."""
+    first = caches.first_WA[w, a] + caches.used_WA[w, a]
+    unused = min(needed, caches.capacity_WA[w, a] - caches.used_WA[w, a])
+    out = np.empty(needed, np.int32)
+    for i in range(unused):
+        out[i] = first + i
+    at = (w, a, request.step)
+    found = _victims(caches.order, caches.slot_WCF, request.order_B, at, out[unused:])
+    return out[: unused + found]
+
+
+@kernel
+def _place_misses(caches: Caches, request: Request, out: Placement, w: int, a: int) -> bool:
+    """Slots for the rows of one arena that one worker misses; False if there are too few."""
+    slot_T, victim_T, arena_U = out.slot_T, out.victim_T, request.arena_U
+    unique_T, slots = request.touches.unique_T, caches.slot_WCF
+    first, last = request.touches.first_W[w], request.touches.first_W[w + 1]
+    needed = 0
+    for t in range(first, last):
+        needed += 1 if slot_T[t] < 0 and arena_U[unique_T[t]] == a else 0
+    vacant = _vacancies(caches, request, w, a, needed)
+    if len(vacant) < needed:
+        out.short[0], out.short[1] = w, a
+        return False
+    taken = 0
+    for t in range(first, last):
+        if slot_T[t] >= 0 or arena_U[unique_T[t]] != a:
+            continue
+        slot = vacant[taken]
+        taken += 1
+        slot_T[t] = slot
+        if slots[w, slot, BUCKET] - 1 > FREE:
+            victim_T[t] = slots[w, slot, ROW]
+    return True
 
 
 @kernel
 def place(caches: Caches, request: Request) -> Placement:
     """Slots of all touches of a step. Reads the caches and writes nothing but marks."""
-    touches, step = request.touches, request.step
-    num_workers, num_arenas = caches.used_WA.shape
-    slot_T = np.empty(len(touches.unique_T), np.int32)
-    victim_T = np.empty(len(touches.unique_T), np.int64)
-    short = np.full(2, -1, np.int64)
+    worker_T, unique_T = request.touches.worker_T, request.touches.unique_T
+    copies_UW, slots, step = request.copies_UW, caches.slot_WCF, request.step
+    slot_T = np.empty(len(unique_T), np.int32)
+    victim_T = np.empty(len(unique_T), np.int64)
+    out = Placement(slot_T, victim_T, np.full(2, -1, np.int64))
     for t in range(len(slot_T)):
-        slot_T[t] = (request.copies_UW[touches.unique_T[t], touches.worker_T[t]] & SLOT_MASK) - 1
+        slot_T[t] = (copies_UW[unique_T[t], worker_T[t]] & SLOT_MASK) - 1
     # Touch the slots' cache lines in a loop short enough to keep many misses in flight.
     for t in range(len(slot_T)):
-        victim_T[t] = caches.slot_WCF[touches.worker_T[t], max(slot_T[t], 0), MARK]
+        victim_T[t] = slots[worker_T[t], max(slot_T[t], 0), MARK]
     for t in range(len(slot_T)):
         victim_T[t] = -1
         if slot_T[t] >= 0:
-            set_mark(caches, touches.worker_T[t], slot_T[t], TOUCHED, step)
-    at = np.zeros(2, np.int64)
-    for w in range(num_workers):
-        cursor_A3 = np.zeros((num_arenas, 3), np.int64)
-        cursor_A3[:, 1] = -1
-        for t in range(touches.first_W[w], touches.first_W[w + 1]):
-            if slot_T[t] >= 0:
-                continue
-            at[0], at[1] = w, request.arena_U[touches.unique_T[t]]
-            slot_T[t] = _next_slot(caches, request, at, cursor_A3[at[1]])
-            if slot_T[t] < 0:
-                short[:] = at
-                return Placement(slot_T, victim_T, short)
-            bucket = caches.slot_WCF[w, slot_T[t], BUCKET] - 1
-            if bucket > FREE:
-                victim_T[t] = caches.slot_WCF[w, slot_T[t], ROW]
-    return Placement(slot_T, victim_T, short)
+            set_mark(slots, worker_T[t], slot_T[t], TOUCHED, step)
+    num_workers, num_arenas = caches.used_WA.shape
+    for cache in range(num_workers * num_arenas):
+        if not _place_misses(caches, request, out, cache // num_arenas, cache % num_arenas):
+            break
+    return out
 
 
 @kernel
 def hits(touches: Touches, copies_UW: I32, useful: int) -> U8:
     """HIT where the copy carries the bit `useful`, STALE where it is held without, else MISS."""
-    need_T = np.empty(len(touches.unique_T), np.uint8)
+    unique_T, worker_T = touches.unique_T, touches.worker_T
+    need_T = np.empty(len(unique_T), np.uint8)
     for t in range(len(need_T)):
-        cell = copies_UW[touches.unique_T[t], touches.worker_T[t]]
+        cell = copies_UW[unique_T[t], worker_T[t]]
         need_T[t] = HIT if cell & useful else (MISS if cell == 0 else STALE)
     return need_T

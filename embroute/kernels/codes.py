@@ -9,10 +9,10 @@ DIRTY = 1 << 29  # holds an update the shard does not have
 ROW = 0  # the row it holds
 USED = 1  # step of its last touch, plus one
 MARK = 2  # scratch of the step being planned
-PREV, NEXT = 3, 4  # neighbours in its bucket, slot + 1; 0 is none
-BUCKET = 5  # of the eviction order, plus one; 0 while the slot was never placed
-START, CLOCK = 6, 7  # bounded staleness: the shard's clock at the pull, and the copy's own
-NUM_SLOT_FIELDS = 8
+TICKET = 3  # its valid place in the eviction order, plus one
+BUCKET = 4  # of the eviction order, plus one; 0 while the slot was never placed
+START, CLOCK = 5, 6  # bounded staleness: the shard's clock at the pull, and the copy's own
+NUM_SLOT_FIELDS = 8  # one spare: a power of two never straddles cache lines
 
 # What a touch needs before the step.
 HIT, MISS, STALE = 0, 1, 2

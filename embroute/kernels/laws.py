@@ -1,6 +1,6 @@
 """The laws as checks of a finished plan against the state it starts from.
 
-Each returns the index of the first touch that breaks the law, or -1.
+Each returns the index of the first touch that breaks a law, or -1.
 """
 
 from __future__ import annotations
@@ -14,94 +14,95 @@ from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+
+SLOTS, LOST, STALE_READ = 1, 2, 3  # what touches_lawful finds
 
 
 @kernel
-def slots_fit(caches: Caches, rows: StepRows, touches: Touches, placement: Placement) -> int:
-    """Law 5: every touched row has a slot of its own, inside its arena."""
-    for t in range(len(placement.slot_T)):
-        w, slot = touches.worker_T[t], placement.slot_T[t]
-        a = rows.arena_U[touches.unique_T[t]]
-        inside = slot - caches.first_WA[w, a]
-        if inside < 0 or inside >= caches.capacity_WA[w, a]:
-            return t
-        if marked(caches, w, slot, CHECKED, rows.step):
-            return t
-        set_mark(caches, w, slot, CHECKED, rows.step)
-    return -1
+def touches_lawful(
+    caches: Caches,
+    rows: StepRows,
+    touches: Touches,
+    decision: Decision,
+    placement: Placement,
+    exact: bool,
+) -> tuple[int, int]:
+    """The first touch that breaks a law and which, or (-1, 0).
 
-
-@kernel
-def victims_safe(caches: Caches, rows: StepRows, touches: Touches, placement: Placement) -> int:
-    """Law 2: a copy with an unpushed update does not lose its slot before the update is pushed."""
-    for t in range(len(placement.slot_T)):
-        row, w, slot = placement.victim_T[t], touches.worker_T[t], placement.slot_T[t]
-        if row < 0 or caches.cell_RW[row, w] & DIRTY == 0:
-            continue
-        if not marked(caches, w, slot, RETURNED, rows.step):
-            return t
-    return -1
-
-
-@kernel
-def reads_fresh(caches: Caches, rows: StepRows, touches: Touches, decision: Decision) -> int:
-    """Law 3: a copy used without a pull is up to date."""
-    for t in range(len(decision.need_T)):
-        cell = caches.cell_RW[rows.rows_U[touches.unique_T[t]], touches.worker_T[t]]
-        if decision.need_T[t] == HIT and not cell & FRESH:
-            return t
-    return -1
+    Law 5: every touched row has a slot of its own, inside its arena. Law 2: a copy with an
+    unpushed update does not lose its slot before the update is pushed. Law 3, if `exact`: a copy
+    used without a pull is up to date.
+    """
+    cell_RW, slots, step = caches.cell_RW, caches.slot_WCF, rows.step
+    first_WA, end_WA = caches.first_WA, caches.first_WA + caches.capacity_WA
+    rows_U, arena_U, need_T = rows.rows_U, rows.arena_U, decision.need_T
+    worker_T, unique_T = touches.worker_T, touches.unique_T
+    slot_T, victim_T = placement.slot_T, placement.victim_T
+    for t in range(len(slot_T)):
+        w, u, slot = worker_T[t], unique_T[t], slot_T[t]
+        inside = first_WA[w, arena_U[u]] <= slot < end_WA[w, arena_U[u]]
+        if not inside or marked(slots, w, slot, CHECKED, step):
+            return t, SLOTS
+        set_mark(slots, w, slot, CHECKED, step)
+        dirty = victim_T[t] >= 0 and cell_RW[victim_T[t], w] & DIRTY
+        if dirty and not marked(slots, w, slot, RETURNED, step):
+            return t, LOST
+        if exact and need_T[t] == HIT and not cell_RW[rows_U[u], w] & FRESH:
+            return t, STALE_READ
+    return -1, 0
 
 
 @kernel
 def updates_home(caches: Caches, rows: StepRows, touches: Touches) -> int:
     """Laws 2 and 3: before a row is pulled or updated elsewhere, its newest value is home."""
-    for u in range(len(rows.rows_U)):
-        first, last = touches.first_U[u], touches.first_U[u + 1]
-        if first == last or not any_bit(caches.cell_RW, rows.rows_U[u], DIRTY):
+    cell_RW, slots, rows_U, step = caches.cell_RW, caches.slot_WCF, rows.rows_U, rows.step
+    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
+    for u in range(len(rows_U)):
+        first, last, row = first_U[u], first_U[u + 1], rows_U[u]
+        if first == last or not any_bit(cell_RW, row, DIRTY):
             continue
-        alone = touches.worker_T[touches.of_row_T[first]] if last - first == 1 else -1
-        for k in range(caches.cell_RW.shape[1]):
-            cell = caches.cell_RW[rows.rows_U[u], k]
+        alone = worker_T[of_row_T[first]] if last - first == 1 else -1
+        for k in range(cell_RW.shape[1]):
+            cell = cell_RW[row, k]
             if not cell & DIRTY or k == alone:
                 continue
-            if not marked(caches, k, (cell & SLOT_MASK) - 1, RETURNED, rows.step):
-                return int(touches.of_row_T[first])
+            if not marked(slots, k, (cell & SLOT_MASK) - 1, RETURNED, step):
+                return int(of_row_T[first])
     return -1
 
 
 @kernel
 def shard_clocks(caches: Caches, rows: StepRows) -> I64:
     """The shard's clock of each row once the step's returns have landed."""
-    out_U = np.empty(len(rows.rows_U), np.int64)
-    for u in range(len(rows.rows_U)):
-        row = rows.rows_U[u]
-        out_U[u] = caches.clock_R[row]
-        for k in range(caches.cell_RW.shape[1]):
-            slot = (caches.cell_RW[row, k] & SLOT_MASK) - 1
-            if slot >= 0 and marked(caches, k, slot, RETURNED, rows.step):
-                out_U[u] = max(out_U[u], caches.slot_WCF[k, slot, CLOCK])
+    cell_RW, slots, rows_U, step = caches.cell_RW, caches.slot_WCF, rows.rows_U, rows.step
+    out_U = np.empty(len(rows_U), np.int64)
+    for u in range(len(rows_U)):
+        row = rows_U[u]
+        clock = np.int64(caches.clock_R[row])
+        for k in range(cell_RW.shape[1]):
+            slot = (cell_RW[row, k] & SLOT_MASK) - 1
+            if slot >= 0 and marked(slots, k, slot, RETURNED, step):
+                clock = max(clock, np.int64(slots[k, slot, CLOCK]))
+        out_U[u] = clock
     return out_U
 
 
 @kernel
 def reads_bounded(
-    caches: Caches,
-    touches: Touches,
-    decision: Decision,
-    placement: Placement,
-    shard_U: I64,
-    bound: int,
+    slot_WCF: I32, touches: Touches, need_T: U8, slot_T: I32, shard_U: I64, bound: int
 ) -> int:
     """Law 4: a copy used without a pull is within the bound, on both sides."""
-    for t in range(len(decision.need_T)):
-        w, slot = touches.worker_T[t], placement.slot_T[t]
-        clock = caches.slot_WCF[w, slot, CLOCK]
-        if decision.need_T[t] != HIT:
+    worker_T, unique_T = touches.worker_T, touches.unique_T
+    for t in range(len(need_T)):
+        if need_T[t] != HIT:
             continue
-        if clock > caches.slot_WCF[w, slot, START] + bound:
-            return t
-        if shard_U[touches.unique_T[t]] > clock + bound:
+        w, slot = worker_T[t], slot_T[t]
+        clock = slot_WCF[w, slot, CLOCK]
+        unsent = clock > slot_WCF[w, slot, START] + bound
+        if unsent or shard_U[unique_T[t]] > clock + bound:
             return t
     return -1

@@ -52,20 +52,23 @@ def group(key: I32, num_groups: int) -> tuple[I64, I32]:
 
 
 @kernel
-def _touch_sample(lookups: Lookups, sample: int, at: I64, of_U: I32, out: Touches) -> None:
-    """Append the touches of one sample; `at` holds: look-up, touch, first touch of the worker."""
-    for i in range(lookups.sample_offsets[sample], lookups.sample_offsets[sample + 1]):
-        u = lookups.unique_of_lookup[i]
-        touch = -1
-        if u >= 0:
-            touch = of_U[u]
-            if touch < at[2]:
-                touch = at[1]
-                of_U[u] = touch
-                out.unique_T[touch] = u
-                at[1] += 1
-        out.touch_of_lookup[at[0]] = touch
-        at[0] += 1
+def _touch_sample(
+    unique: I32, of_U: I32, first: int, count: int, unique_T: I32, out_lookup: I32
+) -> int:
+    """Append the touches of one sample's look-ups; returns the touches so far.
+
+    `of_U`: latest touch of each row; one before `first` is another worker's.
+    """
+    for i in range(len(unique)):
+        u = unique[i]
+        touch = of_U[u] if u >= 0 else -1
+        if u >= 0 and touch < first:
+            touch = count
+            of_U[u] = touch
+            unique_T[touch] = u
+            count += 1
+        out_lookup[i] = touch
+    return count
 
 
 @kernel
@@ -79,22 +82,23 @@ def touches(
     unique_T = np.empty(most, np.int32)
     of_lookup = np.empty(len(lookups.unique_of_lookup), np.int32)
     first_W = np.zeros(num_workers + 1, np.int64)
-    none = np.zeros(0, np.int32)
-    out = Touches(first_W, worker_T, unique_T, first_W, none, order_S, of_lookup)
     of_U = np.full(num_unique, -1, np.int32)
-    at = np.zeros(3, np.int64)
+    count, done = 0, 0
     for w in range(num_workers):
-        at[2] = at[1]
+        first = count
         for s in range(first_sample_W[w], first_sample_W[w + 1]):
-            _touch_sample(lookups, order_S[s], at, of_U, out)
+            start, stop = lookups.sample_offsets[order_S[s]], lookups.sample_offsets[order_S[s] + 1]
+            unique, here = lookups.unique_of_lookup[start:stop], of_lookup[done:]
+            count = _touch_sample(unique, of_U, first, count, unique_T, here)
+            done += stop - start
         for u in everywhere:
-            if of_U[u] < at[2]:
-                unique_T[at[1]] = u
-                at[1] += 1
-        worker_T[at[2] : at[1]] = w
-        first_W[w + 1] = at[1]
-    unique_T = unique_T[: at[1]].copy()
+            if of_U[u] < first:
+                unique_T[count] = u
+                count += 1
+        worker_T[first:count] = w
+        first_W[w + 1] = count
+    unique_T = unique_T[:count].copy()
     first_U, of_row_T = group(unique_T, num_unique)
     return Touches(
-        first_W, worker_T[: at[1]].copy(), unique_T, first_U, of_row_T, order_S, of_lookup
+        first_W, worker_T[:count].copy(), unique_T, first_U, of_row_T, order_S, of_lookup
     )

@@ -92,23 +92,35 @@ def empty(count: int) -> Transfers:
 @kernel
 def returns(caches: Caches, rows: StepRows, decision: Decision, copies_UW: I32) -> Transfers:
     """Updates that come home before the step because someone else needs the row."""
-    out = empty(len(decision.return_worker))
-    for i in range(len(out.row)):
-        w, u = decision.return_worker[i], decision.return_unique[i]
+    slots, rows_U, arena_U, step = caches.slot_WCF, rows.rows_U, rows.arena_U, rows.step
+    holder, unique, record = decision.return_worker, decision.return_unique, decision.record
+    out = empty(len(holder))
+    worker, row, slot_of, arena, kind, what, phase = out
+    for i in range(len(row)):
+        w, u = holder[i], unique[i]
         slot = (copies_UW[u, w] & SLOT_MASK) - 1
-        out.worker[i], out.row[i], out.slot[i] = w, rows.rows_U[u], slot
-        out.arena[i], out.kind[i], out.record[i] = rows.arena_U[u], UPDATE_PUSH, decision.record
+        worker[i], row[i], slot_of[i] = w, rows_U[u], slot
+        arena[i], kind[i], what[i] = arena_U[u], UPDATE_PUSH, record
         # Trained in the step before: the update exists only after that step's backward pass.
-        out.phase[i] = URGENT if caches.slot_WCF[w, slot, USED] == rows.step else EARLY
+        phase[i] = URGENT if slots[w, slot, USED] == step else EARLY
     return out
 
 
 @kernel
-def _lost(caches: Caches, w: int, row: int, slot: int, step: int) -> bool:
-    """Whether a victim holds an update that nothing else brings home."""
-    if row < 0 or caches.cell_RW[row, w] & DIRTY == 0:
-        return False
-    return not marked(caches, w, slot, RETURNED, step)
+def _losing(caches: Caches, touches: Touches, placement: Placement, step: int) -> I64:
+    """Touches whose victim holds an update that nothing else brings home."""
+    cell_RW, slots = caches.cell_RW, caches.slot_WCF
+    worker_T, victim_T, slot_T = touches.worker_T, placement.victim_T, placement.slot_T
+    chosen = np.empty(len(victim_T), np.int64)
+    count = 0
+    for t in range(len(victim_T)):
+        w, row = worker_T[t], victim_T[t]
+        if row < 0 or cell_RW[row, w] & DIRTY == 0:
+            continue
+        if not marked(slots, w, slot_T[t], RETURNED, step):
+            chosen[count] = t
+            count += 1
+    return chosen[:count]
 
 
 @kernel
@@ -116,23 +128,18 @@ def evictions(
     caches: Caches, rows: StepRows, touches: Touches, placement: Placement, record: int, lazy: bool
 ) -> Transfers:
     """Updates of copies that lose their slot. `lazy`: they may arrive after the step's reads."""
-    victims, step = placement.victim_T, rows.step
-    chosen = np.zeros(len(victims), np.bool_)
-    for t in range(len(victims)):
-        if victims[t] >= 0:
-            chosen[t] = _lost(caches, touches.worker_T[t], victims[t], placement.slot_T[t], step)
-    out = empty(int(chosen.sum()))
-    count = 0
-    for t in range(len(victims)):
-        if not chosen[t]:
-            continue
-        w, slot = touches.worker_T[t], placement.slot_T[t]
-        out.worker[count], out.row[count], out.slot[count] = w, victims[t], slot
-        out.arena[count] = rows.arena_U[touches.unique_T[t]]
-        out.kind[count], out.record[count] = EVICT_PUSH, record
-        trained = caches.slot_WCF[w, slot, USED] == step
-        out.phase[count] = LAZY if lazy else (URGENT if trained else EARLY)
-        count += 1
+    chosen = _losing(caches, touches, placement, rows.step)
+    slots, arena_U, step = caches.slot_WCF, rows.arena_U, rows.step
+    worker_T, unique_T, slot_T = touches.worker_T, touches.unique_T, placement.slot_T
+    out = empty(len(chosen))
+    worker, row, slot_of, arena, kind, what, phase = out
+    for i in range(len(chosen)):
+        t = chosen[i]
+        w, slot = worker_T[t], slot_T[t]
+        worker[i], row[i], slot_of[i] = w, placement.victim_T[t], slot
+        arena[i], kind[i], what[i] = arena_U[unique_T[t]], EVICT_PUSH, record
+        trained = slots[w, slot, USED] == step
+        phase[i] = LAZY if lazy else (URGENT if trained else EARLY)
     return out
 
 
@@ -141,23 +148,29 @@ def pulls(
     caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
 ) -> Transfers:
     """Rows that workers need and do not have, or not up to date."""
-    out = empty(int((decision.need_T != HIT).sum()))
-    count = 0
-    for t in range(len(touches.unique_T)):
-        if decision.need_T[t] == HIT:
+    slots, rows_U, before_U, arena_U = caches.slot_WCF, rows.rows_U, rows.before_U, rows.arena_U
+    worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
+    mode_T, slot_T, victim_T, step = (
+        decision.mode_T,
+        placement.slot_T,
+        placement.victim_T,
+        rows.step,
+    )
+    out = empty(int((need_T != HIT).sum()))
+    worker, row, slot_of, arena, kind, what, phase = out
+    i = 0
+    for t in range(len(need_T)):
+        if need_T[t] == HIT:
             continue
-        w, u, slot = touches.worker_T[t], touches.unique_T[t], placement.slot_T[t]
-        out.worker[count], out.row[count], out.slot[count] = w, rows.rows_U[u], slot
-        out.arena[count] = rows.arena_U[u]
-        out.kind[count] = MISS_PULL if decision.need_T[t] == MISS else STALE_PULL
+        w, u, slot = worker_T[t], unique_T[t], slot_T[t]
+        worker[i], row[i], slot_of[i], arena[i] = w, rows_U[u], slot, arena_U[u]
+        kind[i] = MISS_PULL if need_T[t] == MISS else STALE_PULL
         # Whoever applies the optimizer needs its state as well.
-        out.record[count] = VALUE if decision.mode_T[t] == SHARED else VALUE_STATE
+        what[i] = VALUE if mode_T[t] == SHARED else VALUE_STATE
         # A row or a slot that the step before trains is free only after its backward pass.
-        busy = rows.before_U[u] == rows.step - 1
-        if placement.victim_T[t] >= 0 and caches.slot_WCF[w, slot, USED] == rows.step:
-            busy = True
-        out.phase[count] = LATE if busy else EARLY
-        count += 1
+        busy = before_U[u] == step - 1 or (victim_T[t] >= 0 and slots[w, slot, USED] == step)
+        phase[i] = LATE if busy else EARLY
+        i += 1
     return out
 
 
@@ -166,20 +179,22 @@ def updates(
     rows: StepRows, touches: Touches, decision: Decision, placement: Placement
 ) -> Transfers:
     """Gradients and values that leave after the step."""
-    out = empty(int((decision.push_T != NOTHING).sum()))
-    count = 0
-    for t in range(len(touches.unique_T)):
-        record = decision.push_T[t]
-        if record == NOTHING:
+    rows_U, later_U, arena_U, step = rows.rows_U, rows.later_U, rows.arena_U, rows.step
+    worker_T, unique_T, slot_T = touches.worker_T, touches.unique_T, placement.slot_T
+    push_T, drop_T = decision.push_T, decision.drop_T
+    out = empty(int((push_T != NOTHING).sum()))
+    worker, row, slot_of, arena, kind, what, phase = out
+    i = 0
+    for t in range(len(push_T)):
+        if push_T[t] == NOTHING:
             continue
-        u = touches.unique_T[t]
-        out.worker[count], out.row[count] = touches.worker_T[t], rows.rows_U[u]
-        out.slot[count], out.arena[count] = placement.slot_T[t], rows.arena_U[u]
-        evicted = decision.drop_T[t] and record != GRADIENT
-        out.kind[count] = EVICT_PUSH if evicted else UPDATE_PUSH
-        out.record[count] = record
-        out.phase[count] = URGENT if rows.later_U[u] == rows.step + 1 else LAZY
-        count += 1
+        u = unique_T[t]
+        worker[i], row[i], slot_of[i], arena[i] = worker_T[t], rows_U[u], slot_T[t], arena_U[u]
+        evicted = drop_T[t] and push_T[t] != GRADIENT
+        kind[i] = EVICT_PUSH if evicted else UPDATE_PUSH
+        what[i] = push_T[t]
+        phase[i] = URGENT if later_U[u] == step + 1 else LAZY
+        i += 1
     return out
 
 
@@ -187,12 +202,11 @@ def updates(
 def tally(transfers: Transfers, record_bytes_XA: I64, rows_WKIP: I64, bytes_WKIP: I64) -> None:
     """Add transfers to counts per worker, shard, kind and phase."""
     num_shards = rows_WKIP.shape[1]
-    for i in range(len(transfers.row)):
-        w, k = transfers.worker[i], transfers.row[i] % num_shards
-        kind, phase = transfers.kind[i], transfers.phase[i]
-        rows_WKIP[w, k, kind, phase] += 1
-        size = record_bytes_XA[transfers.record[i], transfers.arena[i]]
-        bytes_WKIP[w, k, kind, phase] += size
+    worker, row, _, arena, kind, record, phase = transfers
+    for i in range(len(row)):
+        w, k = worker[i], row[i] % num_shards
+        rows_WKIP[w, k, kind[i], phase[i]] += 1
+        bytes_WKIP[w, k, kind[i], phase[i]] += record_bytes_XA[record[i], arena[i]]
 
 
 def empty_counts(num_workers: int, num_shards: int) -> I64:

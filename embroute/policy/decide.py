@@ -7,18 +7,9 @@ import numpy.typing as npt
 
 from embroute.data.window import Window
 from embroute.kernels.apply import clean, count_lookups, drop, occupy, settle, tick
-from embroute.kernels.caches import (
-    RETURNED,
-    Caches,
-    Moves,
-    Placement,
-    Request,
-    copies,
-    mark,
-    move,
-    place,
-)
+from embroute.kernels.caches import RETURNED, Caches, Placement, Request, copies, mark, place
 from embroute.kernels.codes import FREE, PINNED
+from embroute.kernels.order import Moves, move
 from embroute.kernels.touches import Lookups, touches
 from embroute.kernels.transfers import (
     Decision,
@@ -31,7 +22,7 @@ from embroute.kernels.transfers import (
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
 from embroute.policy.parts import Extra, Policy, Scene, View
-from embroute.policy.plan import Plan
+from embroute.policy.plan import Plan, PlanError
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
 
@@ -130,7 +121,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     caches: Caches = state.caches
     rows, touched = scene.rows, scene.touches
     home = returns(caches, rows, decision, scene.copies_UW)
-    mark(caches, home.worker, home.slot, RETURNED, rows.step)
+    mark(caches.slot_WCF, home.worker, home.slot, RETURNED, rows.step)
     placement = _place(policy, scene, decision)
     lazy = not policy.exact
     plan = Plan(
@@ -157,12 +148,13 @@ def advance(state: State, plan: Plan) -> None:
     if len(caches.clock_R):
         pushed = (plan.returns, plan.evictions)
         tick(caches, rows, touched, plan.decision, plan.placement, pushed)
-    clean(caches, plan.returns)
-    occupy(caches, rows, touched, plan.placement)
+    clean(caches.cell_RW, plan.returns.worker, plan.returns.row)
+    occupy(caches, rows, touched, plan.decision, plan.placement)
     settle(caches, rows, touched, plan.decision, plan.placement)
     if plan.decision.drop_T.any():
-        drop(caches, rows, touched, plan.decision)
-    move(caches, plan.moves)
+        drop(caches, rows, touched, plan.decision.drop_T)
+    if not move(caches.order, caches.slot_WCF, plan.moves):
+        raise PlanError(f"step {plan.step}: {len(plan.moves.slot)} moves in the eviction order")
     if len(state.access_R):
         count_lookups(state.access_R, plan.now.batch.rows)
         if plan.step % PERIOD == 0:

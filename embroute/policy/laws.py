@@ -8,11 +8,9 @@ from embroute.kernels.caches import RETURNED, mark
 from embroute.kernels.codes import REPLICA
 from embroute.kernels.laws import (
     reads_bounded,
-    reads_fresh,
     shard_clocks,
-    slots_fit,
+    touches_lawful,
     updates_home,
-    victims_safe,
 )
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan, PlanError
@@ -23,20 +21,21 @@ def check(plan: Plan, state: State, policy: Policy) -> None:
     """Raise PlanError if the plan breaks a law."""
     _every_sample_once(plan, state, policy)
     caches, rows, touches = state.caches, plan.rows, plan.touches
-    _demand(policy, plan, "5 (capacity)", slots_fit(caches, rows, touches, plan.placement))
     if not policy.exact:
         shard_U = shard_clocks(caches, rows)
-        bad = reads_bounded(
-            caches, touches, plan.decision, plan.placement, shard_U, policy.sync.bound
-        )
+        need_T, slot_T = plan.decision.need_T, plan.placement.slot_T
+        bound = policy.sync.bound
+        bad = reads_bounded(caches.slot_WCF, touches, need_T, slot_T, shard_U, bound)
         _demand(policy, plan, "4 (bounded staleness)", bad)
-    mark(caches, plan.evictions.worker, plan.evictions.slot, RETURNED, rows.step)
-    _demand(policy, plan, "2 (no update lost)", victims_safe(caches, rows, touches, plan.placement))
-    if policy.exact:
-        _demand(policy, plan, "3 (exact reads)", reads_fresh(caches, rows, touches, plan.decision))
-    replicas = bool((plan.decision.mode_T == REPLICA).any())
+    mark(caches.slot_WCF, plan.evictions.worker, plan.evictions.slot, RETURNED, rows.step)
+    bad, law = touches_lawful(caches, rows, touches, plan.decision, plan.placement, policy.exact)
+    _demand(policy, plan, LAWS[law], bad)
+    replicas = policy.sync.replicates and bool((plan.decision.mode_T == REPLICA).any())
     if policy.exact and not replicas:
         _demand(policy, plan, "3 (updates home)", updates_home(caches, rows, touches))
+
+
+LAWS = ("", "5 (capacity)", "2 (no update lost)", "3 (exact reads)")
 
 
 def _every_sample_once(plan: Plan, state: State, policy: Policy) -> None:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from embroute.data.batch import Batch
 from embroute.data.window import Window
-from embroute.kernels.caches import Moves, Placement
+from embroute.kernels.caches import Placement
 from embroute.kernels.codes import VALUE_STATE
+from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows
 from embroute.policy.setup import Setup

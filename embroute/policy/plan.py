@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from embroute.cost import FLOAT_BYTES, INDEX_BYTES, Traffic
 from embroute.data.window import Indexed
-from embroute.kernels.caches import Moves, Placement
+from embroute.kernels.caches import Placement
 from embroute.kernels.codes import FILL, GRADIENT, HIT, MISS, REPLICA, UPDATE_PUSH
+from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows, Transfers, empty_counts, tally
 from embroute.policy.setup import Setup

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from embroute.kernels.caches import Caches
 from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SLOT_MASK
+from embroute.kernels.order import empty_order
 from embroute.policy.setup import Setup
 
 I32 = npt.NDArray[np.int32]
@@ -45,7 +46,7 @@ class Needs:
 def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | None = None) -> State:
     """All caches empty. Memory is committed by the system only where rows are touched."""
     num_rows, capacity_WA = setup.schema.num_rows, setup.capacity_WA
-    workers, arenas = capacity_WA.shape
+    workers = len(capacity_WA)
     slots = int(capacity_WA.sum(1).max())
     first_WA = np.cumsum(capacity_WA, 1) - capacity_WA
 
@@ -57,8 +58,7 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
         first_WA,
         capacity_WA,
         np.zeros_like(capacity_WA),
-        np.zeros((workers, arenas, needs.num_buckets), np.int32),
-        np.zeros((workers, arenas, needs.num_buckets), np.int32),
+        empty_order(capacity_WA, needs.num_buckets),
         np.zeros(num_rows if needs.clocks else 0, np.int32),
     )
     hot_R = np.zeros(num_rows if hot_rows is not None else 0, np.bool_)

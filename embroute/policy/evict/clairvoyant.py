@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Caches, Moves, Placement
+from embroute.kernels.caches import Caches, Placement
 from embroute.kernels.codes import FIRST_BUCKET, FREE, NEVER, ROW, SLOT_MASK
 from embroute.kernels.jit import kernel
+from embroute.kernels.order import Moves
 from embroute.kernels.transfers import Decision
 from embroute.policy.evict.recency import touched
 from embroute.policy.parts import Evict, Scene

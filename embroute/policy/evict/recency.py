@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Moves, Placement
+from embroute.kernels.caches import Placement
 from embroute.kernels.codes import BUCKET, FIRST_BUCKET, FREE, MISS
+from embroute.kernels.order import Moves
 from embroute.kernels.transfers import Decision
 from embroute.policy.parts import Evict, Scene
 
