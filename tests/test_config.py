@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.config import (
+
+steady = settings(deadline=None, derandomize=True)
     Call,
     Size,
     bind,
@@ -45,6 +47,7 @@ def test_calls(text: str, call: Call) -> None:
     assert parse_call(text) == call
 
 
+@steady
 @given(NAMES, st.lists(VALUES, max_size=3), st.dictionaries(NAMES, VALUES, max_size=3))
 def test_a_printed_call_reads_the_same(name: str, args: list[str], options: dict[str, str]) -> None:
     call = Call(name, tuple(args), options)

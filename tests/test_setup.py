@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.cluster import Cluster, open_cluster
@@ -15,6 +15,8 @@ from embroute.cost import OPTIMIZERS, record_bytes
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import DELTA, GRADIENT, VALUE, VALUE_STATE
 from embroute.policy.setup import Setup, dims
+
+steady = settings(deadline=None, derandomize=True)
 
 
 def schema_of(*rows: int) -> Schema:
@@ -42,6 +44,7 @@ def setups(draw: st.DrawFn) -> Setup:
     return Setup(schema_of(*rows), edge(), tuple(widths), 8, optimizer, Size(amount, unit))
 
 
+@steady
 @given(setups())
 def test_capacity_keeps_every_limit(setup: Setup) -> None:
     capacity_A = setup.capacity_WA[0]
@@ -117,6 +120,7 @@ def test_rows_of_the_own_host_take_no_time() -> None:
     assert seconds == pytest.approx(np.full((1, 4), 0.75 * 64 / 1.25e9))
 
 
+@steady
 @given(
     st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0]), min_size=1, max_size=8).filter(sum),
     st.integers(0, 3000),

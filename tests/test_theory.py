@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.cluster import open_cluster
 from embroute.theory import Draws, best_hot, expected_distinct, hot_threshold, predict_hot
+
+steady = settings(deadline=None, derandomize=True)
 
 I64 = npt.NDArray[np.int64]
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda c: np.array(c, np.int64))
@@ -33,6 +35,7 @@ def test_distinct_rows_of_real_draws(lookups: int) -> None:
     assert expected_distinct(counts, lookups) == pytest.approx(np.mean(drawn), abs=4 * error)
 
 
+@steady
 @given(COUNTS.filter(lambda counts: counts.sum() > 0), st.integers(1, 500))
 def test_distinct_rows_are_the_plain_sum(counts: I64, lookups: int) -> None:
     total = int(counts.sum())
@@ -66,6 +69,7 @@ def draws_of(tables: tuple[I64, ...], samples: float = 128) -> Draws:
     return Draws(tables, np.ones(len(tables)), samples)
 
 
+@steady
 @given(st.lists(COUNTS, min_size=1, max_size=3), st.integers(0, 70), st.integers(1, 8))
 def test_predictions_stay_in_range(tables: list[I64], threshold: int, workers: int) -> None:
     draws, cluster = draws_of(tuple(tables)), open_cluster(f"edge-{workers}")
@@ -102,6 +106,7 @@ FEW = st.lists(st.integers(0, 30), min_size=1, max_size=5).map(lambda c: np.arra
 NETWORKS = st.sampled_from(["edge-4", "dc-8", "colo-3", "edge-1"])
 
 
+@steady
 @given(st.lists(FEW, min_size=1, max_size=2), st.integers(1, 12), NETWORKS)
 def test_best_hot_is_the_best_within_the_limit(tables: list[I64], limit: int, network: str) -> None:
     draws, cluster = draws_of(tuple(tables), 4), open_cluster(network)

@@ -1,0 +1,226 @@
+"""Hot and cold batches: every sample once, pure batches, the schedule, and bounded reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embroute.cluster import open_cluster
+from embroute.config import Size
+from embroute.data.batch import PADDING, Batch, one_hot
+from embroute.data.schema import Field, Schema, Table
+from embroute.policy.catalog import make_policy
+from embroute.policy.plans import start
+from embroute.policy.regroup.hot_cold import Schedule, hot_samples, interleave, regroup
+from embroute.policy.regroup.hot_set import by_count, by_theory, hot_limits
+from embroute.policy.setup import Setup
+from embroute.policy.state import State
+
+steady = settings(deadline=None, derandomize=True)
+
+NUM_ROWS = 10
+
+
+def schema_of(*rows: int) -> Schema:
+    tables = tuple(Table(f"t{i}", count) for i, count in enumerate(rows))
+    return Schema(tables, tuple(Field(table.name, i) for i, table in enumerate(tables)))
+
+
+def state_with(hot: set[int], batch_size: int) -> State:
+    """A state whose replicated rows are the given ones."""
+    setup = Setup(schema_of(NUM_ROWS), open_cluster("dc-2"), 4, batch_size, cache=Size(1, "share"))
+    state = start(make_policy("fae"), setup, np.ones(NUM_ROWS, np.int64))
+    return replace(state, hot_R=np.isin(np.arange(NUM_ROWS), list(hot)))
+
+
+def numbered(rows_SF: npt.NDArray[np.int64], first: int = 0) -> Batch:
+    """A batch whose dense column numbers the samples."""
+    numbers = np.arange(first, first + len(rows_SF), dtype=np.float32)
+    return one_hot(rows_SF, numbers.reshape(-1, 1), numbers % 2)
+
+
+def cut(rows_SF: npt.NDArray[np.int64], size: int) -> list[Batch]:
+    return [numbered(rows_SF[i : i + size], i) for i in range(0, len(rows_SF), size)]
+
+
+def numbers(batches: list[Batch]) -> list[int]:
+    return [int(number) for batch in batches for number in batch.dense[:, 0]]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], State, Schedule]:
+    samples, fields = draw(st.integers(0, 60)), draw(st.integers(1, 3))
+    random = np.random.default_rng(draw(st.integers(0, 999)))
+    rows_SF = random.integers(-1, NUM_ROWS, (samples, fields))
+    hot = draw(st.sampled_from([set(), {0}, set(range(5)), set(range(9)), set(range(NUM_ROWS))]))
+    schedule = Schedule(
+        draw(st.sampled_from([1.0, 7.0, 100 / 3, 50.0, 60.0, 100.0])),
+        draw(st.integers(2, 6)),
+        draw(st.booleans()),
+        draw(st.integers(0, 3)),
+    )
+    return rows_SF, state_with(hot, draw(st.integers(1, 9))), schedule
+
+
+@steady
+@given(workloads())
+def test_every_sample_once_in_pure_batches(
+    workload: tuple[npt.NDArray[np.int64], State, Schedule],
+) -> None:
+    rows_SF, state, schedule = workload
+    size = state.setup.batch_size
+    out = list(regroup(iter(cut(rows_SF, size)), state, schedule))
+    assert sorted(numbers(out)) == list(range(len(rows_SF)))
+    hot_R = state.hot_R
+    for batch in out:
+        assert 0 < len(batch) <= size
+        sample_rows = rows_SF[batch.dense[:, 0].astype(int)]
+        assert (batch.rows.reshape(sample_rows.shape) == sample_rows).all()
+        assert (batch.label == batch.dense[:, 0] % 2).all()
+        hot_S = (hot_R[sample_rows] | (sample_rows == PADDING)).all(1)
+        assert hot_S.all() if batch.hot else not hot_S.any()
+    # Only the last batch of each kind may be short.
+    for kind in (False, True):
+        assert all(len(batch) == size for batch in [b for b in out if b.hot == kind][:-1])
+
+
+@steady
+@given(workloads())
+def test_order_is_kept_unless_shuffled(
+    workload: tuple[npt.NDArray[np.int64], State, Schedule],
+) -> None:
+    rows_SF, state, schedule = workload
+    batches = cut(rows_SF, state.setup.batch_size)
+    plain = list(regroup(iter(batches), state, replace(schedule, shuffle=False)))
+    for kind in (False, True):
+        order = numbers([batch for batch in plain if batch.hot == kind])
+        assert order == sorted(order)
+
+
+def test_shuffling_follows_the_seed() -> None:
+    rows_SF = np.random.default_rng(0).integers(0, NUM_ROWS, (64, 1))
+    state = state_with(set(range(5)), 8)
+
+    def order(seed: int) -> list[int]:
+        return numbers(list(regroup(iter(cut(rows_SF, 8)), state, Schedule(50, 8, True, seed))))
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert sorted(order(1)) == list(range(64))
+
+
+def marks(batches: Iterator[Batch]) -> str:
+    return "".join("H" if batch.hot else "c" for batch in batches)
+
+
+def pool(count: int) -> list[Batch]:
+    return [numbered(np.zeros((1, 1), np.int64), i) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("cold", "hot", "rate", "expected"),
+    [
+        (4, 4, 50, "ccHHccHH"),
+        (4, 4, 100, "ccccHHHH"),
+        (4, 4, 25, "cHcHcHcH"),
+        (6, 2, 50, "cccHcccH"),
+        (2, 6, 50, "cHHHcHHH"),
+        (10, 10, 30, "cccHHHcccHHHcccHHHcH"),
+        (0, 4, 50, "HHHH"),
+        (4, 0, 50, "cccc"),
+        (0, 0, 50, ""),
+        (1, 1, 1, "cH"),
+    ],
+)
+def test_schedule(cold: int, hot: int, rate: float, expected: str) -> None:
+    assert marks(interleave(pool(cold), pool(hot), rate)) == expected
+
+
+def test_schedule_of_a_stream() -> None:
+    # Cold and hot samples in turn; a buffer of 4 batches makes 2 cold and 2 hot ones.
+    rows_SF = np.tile([[9], [0]], (8, 1))
+    out = regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), Schedule(50, 4))
+    assert marks(out) == "cHcHcHcH"
+
+
+@pytest.mark.parametrize(("row", "expected"), [(0, "HHHHH"), (9, "ccccc")])
+def test_one_pool_may_stay_empty(row: int, expected: str) -> None:
+    rows_SF = np.full((9, 1), row)
+    out = list(regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), Schedule(50, 2)))
+    assert marks(iter(out)) == expected
+    assert [len(batch) for batch in out] == [2, 2, 2, 2, 1]
+
+
+def test_the_buffer_bounds_what_is_read_ahead() -> None:
+    consumed = 0
+    rows_SF = np.tile([[9], [0]], (100, 1))
+
+    def stream() -> Iterator[Batch]:
+        nonlocal consumed
+        for batch in cut(rows_SF, 4):
+            consumed += 1
+            yield batch
+
+    produced = 0
+    for batch in regroup(stream(), state_with({0}, 4), Schedule(50, 5)):
+        produced += len(batch)
+        # Full batches wait for the rest of a buffer; less than one of each kind is left over.
+        assert 4 * consumed - produced <= 4 * 5 + 2 * 3
+        assert consumed % 5 == 0
+    assert produced == 200
+    assert consumed == 50
+
+
+def test_padding_is_no_cold_row() -> None:
+    rows_SF = np.array([[0, PADDING], [PADDING, PADDING], [0, 9], [9, 0]])
+    hot_R = np.isin(np.arange(NUM_ROWS), [0])
+    assert hot_samples(one_hot(rows_SF), hot_R).tolist() == [True, True, False, False]
+
+
+def test_bags_are_hot_as_a_whole() -> None:
+    # Bags [0, 1], [], [0, 9], and one more field with one id each.
+    batch = Batch(
+        np.array([0, 1, 0, 0, 0, 9, 0]),
+        np.array([0, 2, 3, 3, 4, 6, 7]),
+        np.zeros((3, 0), np.float32),
+        np.zeros(0, np.float32),
+        2,
+    )
+    hot_R = np.isin(np.arange(NUM_ROWS), [0, 1])
+    assert hot_samples(batch, hot_R).tolist() == [True, True, False]
+
+
+def test_limits_of_the_hot_set() -> None:
+    setup = Setup(schema_of(1000, 3000), open_cluster("dc-2"), (4, 8), cache=Size(0.5, "share"))
+    assert hot_limits(setup, Size(0.1, "share")).tolist() == [100, 300]
+    assert hot_limits(setup, Size(40, "rows")).tolist() == [10, 30]
+    assert hot_limits(setup, Size(1120, "bytes")).tolist() == [10, 30]
+    assert hot_limits(setup, None).tolist() == [250, 750]  # half of the cache
+    fault = "hot=0.6: 2400 replicated rows do not fit the cache of 2000 rows per worker"
+    with pytest.raises(ValueError, match=fault):
+        hot_limits(setup, Size(0.6, "share"))
+
+
+def test_fae_takes_small_tables_whole_then_the_most_accessed() -> None:
+    # The second table is 300,000 rows of 4 floats, above 1 MB.
+    setup = Setup(schema_of(4, 300_000), open_cluster("dc-2"), 4, cache=Size(20, "rows"))
+    counts_R = np.zeros(300_004, np.int64)
+    counts_R[[100, 7, 50_000, 9]] = [3, 8, 5, 1]
+    assert by_count(Size(6, "rows"))(counts_R, setup).tolist() == [0, 1, 2, 3, 7, 50_000]
+    assert by_count(Size(20, "rows"))(counts_R, setup).tolist() == [0, 1, 2, 3, 7, 9, 100, 50_000]
+
+
+def test_scars_takes_the_most_accessed() -> None:
+    setup = Setup(schema_of(4, 96), open_cluster("dc-2"), 4, 8, cache=Size(50, "rows"))
+    counts_R = np.zeros(100, np.int64)
+    counts_R[[2, 70, 9]] = [5, 9, 7]
+    assert by_theory(Size(2, "rows"))(counts_R, setup).tolist() == [9, 70]
+    chosen = by_theory(None)(counts_R, setup)
+    assert len(chosen) <= 25
+    assert (counts_R[chosen] > 0).all()
