@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.config import (
-
-steady = settings(deadline=None, derandomize=True)
     Call,
     Size,
     bind,
@@ -20,6 +18,8 @@ steady = settings(deadline=None, derandomize=True)
     parse_size,
     split_outside,
 )
+
+steady = settings(deadline=None, derandomize=True)
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,8}", fullmatch=True)
 VALUES = st.from_regex(r"[A-Za-z0-9.%+]{1,6}", fullmatch=True)
