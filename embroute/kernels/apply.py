@@ -133,23 +133,23 @@ def tick(
 ) -> None:
     """Advance the clocks by a step. `pushed`: returns, which land before it, and evictions."""
     returned, evicted = pushed
-    slots, clock_R, rows_U = caches.slot_WCF, caches.clock_R, rows.rows_U
+    clocks, clock_R, rows_U = caches.clock_WC2, caches.clock_R, rows.rows_U
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
     for i in range(len(returned.row)):
-        clock = slots[returned.worker[i], returned.slot[i], CLOCK]
+        clock = clocks[returned.worker[i], returned.slot[i], CLOCK]
         clock_R[returned.row[i]] = max(clock_R[returned.row[i]], clock)
     # The slots of evicted copies are about to be taken over.
     left = np.empty(len(evicted.row), np.int32)
     for i in range(len(left)):
-        left[i] = slots[evicted.worker[i], evicted.slot[i], CLOCK]
+        left[i] = clocks[evicted.worker[i], evicted.slot[i], CLOCK]
     slot_T = placement.slot_T
     for t in range(len(slot_T)):
         w, slot = worker_T[t], slot_T[t]
         if need_T[t] != HIT:
             clock = clock_R[rows_U[unique_T[t]]]
-            slots[w, slot, START] = clock
-            slots[w, slot, CLOCK] = clock
-        slots[w, slot, CLOCK] += 1
+            clocks[w, slot, START] = clock
+            clocks[w, slot, CLOCK] = clock
+        clocks[w, slot, CLOCK] += 1
     for i in range(len(left)):
         clock_R[evicted.row[i]] = max(clock_R[evicted.row[i]], left[i])
 

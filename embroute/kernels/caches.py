@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.codes import (
-    BUCKET,
     FREE,
     HIT,
     MARK,
@@ -23,7 +22,7 @@ from embroute.kernels.codes import (
     TICKET,
 )
 from embroute.kernels.jit import inlined, kernel
-from embroute.kernels.order import NEXT, SLOT, Order
+from embroute.kernels.order import BUCKET, NEXT, SLOT, Order
 from embroute.kernels.touches import Touches
 
 I32 = npt.NDArray[np.int32]
@@ -35,12 +34,13 @@ class Caches(NamedTuple):
     """Everything known of copies and slots. Zeros mean empty, so untouched pages cost nothing."""
 
     cell_RW: I32  # slot + 1, FRESH, DIRTY
-    slot_WCF: I32  # fields F of a slot: ROW, USED, MARK, TICKET, BUCKET, START, CLOCK
+    slot_WCF: I32  # fields F of a slot: ROW, USED, MARK, TICKET
     first_WA: I64  # first slot of each arena
     capacity_WA: I64
     used_WA: I64  # slots handed out so far
     order: Order
-    clock_R: I32  # bounded staleness: the shard's clock; empty where a policy is exact
+    clock_WC2: I32  # bounded staleness: START and CLOCK of a slot; empty where a policy is exact
+    clock_R: I32  # and the shard's clock
 
 
 @kernel
@@ -115,7 +115,7 @@ class Placement(NamedTuple):
 def _victims(order: Order, slot_WCF: I32, order_B: I32, at: tuple[int, int, int], out: I32) -> int:
     """Fill `out` with the next slots of a worker and arena that lose their copy; how many."""
     w, a, step = at
-    head_WAB, tickets = order.head_WAB, order.ticket_WQ2
+    head_WAB, tickets = order.head_WAB, order.ticket_WQ4
     count = 0
     for bucket in order_B:
         ticket = np.int64(head_WAB[w, a, bucket]) - 1
@@ -147,7 +147,7 @@ def _vacancies(caches: Caches, request: Request, w: int, a: int, needed: int) ->
 def _place_misses(caches: Caches, request: Request, out: Placement, w: int, a: int) -> bool:
     """Slots for the rows of one arena that one worker misses; False if there are too few."""
     slot_T, victim_T, arena_U = out.slot_T, out.victim_T, request.arena_U
-    unique_T, slots = request.touches.unique_T, caches.slot_WCF
+    unique_T, slots, tickets = request.touches.unique_T, caches.slot_WCF, caches.order.ticket_WQ4
     first, last = request.touches.first_W[w], request.touches.first_W[w + 1]
     needed = 0
     for t in range(first, last):
@@ -163,7 +163,8 @@ def _place_misses(caches: Caches, request: Request, out: Placement, w: int, a: i
         slot = vacant[taken]
         taken += 1
         slot_T[t] = slot
-        if slots[w, slot, BUCKET] - 1 > FREE:
+        ticket = slots[w, slot, TICKET] - 1
+        if ticket >= 0 and tickets[w, ticket, BUCKET] != FREE:
             victim_T[t] = slots[w, slot, ROW]
     return True
 

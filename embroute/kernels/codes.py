@@ -5,14 +5,15 @@ SLOT_MASK = (1 << 28) - 1
 FRESH = 1 << 28  # has every update of every earlier step
 DIRTY = 1 << 29  # holds an update the shard does not have
 
-# What is known of a slot, side by side: one touch costs one cache line, not eight.
+# What is known of a slot, side by side: one touch costs one cache line, not four.
 ROW = 0  # the row it holds
 USED = 1  # step of its last touch, plus one
 MARK = 2  # scratch of the step being planned
-TICKET = 3  # its valid place in the eviction order, plus one
-BUCKET = 4  # of the eviction order, plus one; 0 while the slot was never placed
-START, CLOCK = 5, 6  # bounded staleness: the shard's clock at the pull, and the copy's own
-NUM_SLOT_FIELDS = 8  # one spare: a power of two never straddles cache lines
+TICKET = 3  # its valid ticket in the eviction order, plus one; 0 while the slot was never placed
+NUM_SLOT_FIELDS = 4
+
+# Bounded staleness keeps two clocks of a slot: the shard's at the pull, and the copy's own.
+START, CLOCK = 0, 1
 
 # What a touch needs before the step.
 HIT, MISS, STALE = 0, 1, 2

@@ -86,14 +86,14 @@ def shard_clocks(caches: Caches, rows: StepRows) -> I64:
         for k in range(cell_RW.shape[1]):
             slot = (cell_RW[row, k] & SLOT_MASK) - 1
             if slot >= 0 and marked(slots, k, slot, RETURNED, step):
-                clock = max(clock, np.int64(slots[k, slot, CLOCK]))
+                clock = max(clock, np.int64(caches.clock_WC2[k, slot, CLOCK]))
         out_U[u] = clock
     return out_U
 
 
 @kernel
 def reads_bounded(
-    slot_WCF: I32, touches: Touches, need_T: U8, slot_T: I32, shard_U: I64, bound: int
+    clock_WC2: I32, touches: Touches, need_T: U8, slot_T: I32, shard_U: I64, bound: int
 ) -> int:
     """Law 4: a copy used without a pull is within the bound, on both sides."""
     worker_T, unique_T = touches.worker_T, touches.unique_T
@@ -101,8 +101,8 @@ def reads_bounded(
         if need_T[t] != HIT:
             continue
         w, slot = worker_T[t], slot_T[t]
-        clock = slot_WCF[w, slot, CLOCK]
-        unsent = clock > slot_WCF[w, slot, START] + bound
+        clock = clock_WC2[w, slot, CLOCK]
+        unsent = clock > clock_WC2[w, slot, START] + bound
         if unsent or shard_U[unique_T[t]] > clock + bound:
             return t
     return -1

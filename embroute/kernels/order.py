@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import BUCKET, TICKET
+from embroute.kernels.codes import TICKET
 from embroute.kernels.jit import kernel
 
 I32 = npt.NDArray[np.int32]
@@ -21,13 +21,13 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 MOST_MOVED = 1 << 20  # slots of a worker that one step moves
-SLOT, NEXT = 0, 1  # of a ticket: its slot, and the ticket after it plus one
+SLOT, NEXT, BUCKET = 0, 1, 2  # of a ticket: its slot, the ticket after it plus one, its bucket
 
 
 class Order(NamedTuple):
     """Tickets in buckets; links hold ticket + 1, 0 is none."""
 
-    ticket_WQ2: I32
+    ticket_WQ4: I32
     head_WAB: I32
     tail_WAB: I32
     given_W: I64  # tickets ever used; those behind are blank
@@ -47,17 +47,17 @@ class Moves(NamedTuple):
 @kernel
 def _spare(order: Order, w: int, ticket: int) -> None:
     """Take a void ticket back."""
-    order.ticket_WQ2[w, ticket, NEXT] = order.spare_W[w]
+    order.ticket_WQ4[w, ticket, NEXT] = order.spare_W[w]
     order.spare_W[w] = ticket + 1
     order.spares_W[w] += 1
 
 
 @kernel
 def _append(order: Order, w: int, a: int, bucket: int, ticket: int) -> None:
-    order.ticket_WQ2[w, ticket, NEXT] = 0
+    order.ticket_WQ4[w, ticket, NEXT] = 0
     tail = order.tail_WAB[w, a, bucket]
     if tail:
-        order.ticket_WQ2[w, tail - 1, NEXT] = ticket + 1
+        order.ticket_WQ4[w, tail - 1, NEXT] = ticket + 1
     else:
         order.head_WAB[w, a, bucket] = ticket + 1
     order.tail_WAB[w, a, bucket] = ticket + 1
@@ -70,8 +70,8 @@ def _sift(order: Order, slot_WCF: I32, w: int, a: int, bucket: int) -> None:
     order.head_WAB[w, a, bucket] = 0
     order.tail_WAB[w, a, bucket] = 0
     while ticket >= 0:
-        after = order.ticket_WQ2[w, ticket, NEXT] - 1
-        if slot_WCF[w, order.ticket_WQ2[w, ticket, SLOT], TICKET] == ticket + 1:
+        after = order.ticket_WQ4[w, ticket, NEXT] - 1
+        if slot_WCF[w, order.ticket_WQ4[w, ticket, SLOT], TICKET] == ticket + 1:
             _append(order, w, a, bucket, ticket)
         else:
             _spare(order, w, ticket)
@@ -86,12 +86,12 @@ def _make_room(order: Order, slot_WCF: I32, moves: Moves) -> bool:
     for i in range(len(moves.worker)):
         wanted_W[moves.worker[i]] += 1
     for w in range(num_workers):
-        left = order.ticket_WQ2.shape[1] - order.given_W[w] + order.spares_W[w]
+        left = order.ticket_WQ4.shape[1] - order.given_W[w] + order.spares_W[w]
         if left >= wanted_W[w]:
             continue
         for place in range(num_arenas * num_buckets):
             _sift(order, slot_WCF, w, place // num_buckets, place % num_buckets)
-        left = order.ticket_WQ2.shape[1] - order.given_W[w] + order.spares_W[w]
+        left = order.ticket_WQ4.shape[1] - order.given_W[w] + order.spares_W[w]
         if left < wanted_W[w]:
             return False
     return True
@@ -102,9 +102,9 @@ def _clear_heads(order: Order, slot_WCF: I32, w: int, a: int, bucket: int) -> No
     """Clear void tickets at the old end of a bucket, where the next victims are looked for."""
     while order.head_WAB[w, a, bucket]:
         ticket = order.head_WAB[w, a, bucket] - 1
-        if slot_WCF[w, order.ticket_WQ2[w, ticket, SLOT], TICKET] == ticket + 1:
+        if slot_WCF[w, order.ticket_WQ4[w, ticket, SLOT], TICKET] == ticket + 1:
             return
-        order.head_WAB[w, a, bucket] = order.ticket_WQ2[w, ticket, NEXT]
+        order.head_WAB[w, a, bucket] = order.ticket_WQ4[w, ticket, NEXT]
         _spare(order, w, ticket)
     order.tail_WAB[w, a, bucket] = 0
 
@@ -114,7 +114,7 @@ def move(order: Order, slot_WCF: I32, moves: Moves) -> bool:
     """Place or re-place slots at the young end of their buckets; False if there are too many."""
     if not _make_room(order, slot_WCF, moves):
         return False
-    tickets, tail_WAB, head_WAB = order.ticket_WQ2, order.tail_WAB, order.head_WAB
+    tickets, tail_WAB, head_WAB = order.ticket_WQ4, order.tail_WAB, order.head_WAB
     for i in range(len(moves.slot)):
         w, slot, a, bucket = moves.worker[i], moves.slot[i], moves.arena[i], moves.bucket[i]
         # Written out, not called: this is the innermost loop of every step.
@@ -127,6 +127,7 @@ def move(order: Order, slot_WCF: I32, moves: Moves) -> bool:
             order.given_W[w] += 1
         tickets[w, ticket, SLOT] = slot
         tickets[w, ticket, NEXT] = 0
+        tickets[w, ticket, BUCKET] = bucket
         tail = tail_WAB[w, a, bucket]
         if tail:
             tickets[w, tail - 1, NEXT] = ticket + 1
@@ -134,7 +135,6 @@ def move(order: Order, slot_WCF: I32, moves: Moves) -> bool:
             head_WAB[w, a, bucket] = ticket + 1
         tail_WAB[w, a, bucket] = ticket + 1
         slot_WCF[w, slot, TICKET] = ticket + 1
-        slot_WCF[w, slot, BUCKET] = bucket + 1
     num_workers, num_arenas, num_buckets = head_WAB.shape
     for w in range(num_workers):
         for place in range(num_arenas * num_buckets):
@@ -152,7 +152,7 @@ def empty_order(capacity_WA: I64, num_buckets: int) -> Order:
     slots = int(capacity_WA.sum(1).max())
     tickets = 2 * slots + 4 * min(slots, MOST_MOVED)
     return Order(
-        np.zeros((workers, tickets, 2), np.int32),
+        np.zeros((workers, tickets, 4), np.int32),
         np.zeros((workers, arenas, num_buckets), np.int32),
         np.zeros((workers, arenas, num_buckets), np.int32),
         np.zeros(workers, np.int64),

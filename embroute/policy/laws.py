@@ -25,7 +25,7 @@ def check(plan: Plan, state: State, policy: Policy) -> None:
         shard_U = shard_clocks(caches, rows)
         need_T, slot_T = plan.decision.need_T, plan.placement.slot_T
         bound = policy.sync.bound
-        bad = reads_bounded(caches.slot_WCF, touches, need_T, slot_T, shard_U, bound)
+        bad = reads_bounded(caches.clock_WC2, touches, need_T, slot_T, shard_U, bound)
         _demand(policy, plan, "4 (bounded staleness)", bad)
     mark(caches.slot_WCF, plan.evictions.worker, plan.evictions.slot, RETURNED, rows.step)
     bad, law = touches_lawful(caches, rows, touches, plan.decision, plan.placement, policy.exact)

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Placement
-from embroute.kernels.codes import BUCKET, FIRST_BUCKET, FREE, MISS
-from embroute.kernels.order import Moves
+from embroute.kernels.codes import FIRST_BUCKET, FREE, MISS, TICKET
+from embroute.kernels.order import BUCKET, Moves
 from embroute.kernels.transfers import Decision
 from embroute.policy.parts import Evict, Scene
 
@@ -36,7 +36,9 @@ def _counted(name: str, most: int) -> Evict:
     order = np.array([FREE, *range(FIRST_BUCKET, FIRST_BUCKET + most)], np.int32)
 
     def moves(scene: Scene, decision: Decision, placement: Placement) -> Moves:
-        before_T = scene.state.caches.slot_WCF[scene.touches.worker_T, placement.slot_T, BUCKET] - 1
+        caches, worker_T = scene.state.caches, scene.touches.worker_T
+        ticket_T = caches.slot_WCF[worker_T, placement.slot_T, TICKET] - 1
+        before_T = caches.order.ticket_WQ4[worker_T, ticket_T, BUCKET]
         bucket_T = np.minimum(before_T + 1, FIRST_BUCKET + most - 1)
         bucket_T = np.where(decision.need_T == MISS, FIRST_BUCKET, bucket_T).astype(np.int32)
         return touched(scene, placement, bucket_T)

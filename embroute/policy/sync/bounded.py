@@ -38,8 +38,8 @@ U8 = npt.NDArray[np.uint8]
 
 @kernel
 def _invalid(caches: Caches, w: int, slot: int, shard_clock: int, bound: int) -> bool:
-    clock = caches.slot_WCF[w, slot, CLOCK]
-    return bool(clock > caches.slot_WCF[w, slot, START] + bound or shard_clock > clock + bound)
+    clock = caches.clock_WC2[w, slot, CLOCK]
+    return bool(clock > caches.clock_WC2[w, slot, START] + bound or shard_clock > clock + bound)
 
 
 @kernel
@@ -63,7 +63,7 @@ def _invalidate(
             need_T[t] = STALE
             changed = True
             if copies_UW[u, w] & DIRTY:
-                shard_clock = max(shard_clock, caches.slot_WCF[w, slot, CLOCK])
+                shard_clock = max(shard_clock, caches.clock_WC2[w, slot, CLOCK])
     return shard_clock
 
 
