@@ -126,3 +126,13 @@ def test_brain_does_not_import_torch() -> None:
     for path in PACKAGE:
         if path.relative_to(ROOT / "embroute").with_suffix("").parts[0] in free:
             assert not pattern.search(path.read_text()), name(path)
+
+
+def test_architecture_names_every_module() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    missing = [
+        name(path)
+        for path in PACKAGE
+        if path.name != "__init__.py" and f"{path.name} " not in text.replace("\n", " ")
+    ]
+    assert not missing, f"ARCHITECTURE.md does not list {missing}"
