@@ -195,6 +195,9 @@ def with_workers(job: Job, workers: tuple[int, ...]) -> Job:
     if len(workers) == job.setup.num_workers:
         return job
     shares = tuple(job.setup.shares[w] for w in workers) if job.setup.shares else ()
+    if shares and not sum(shares):
+        listed = ", ".join(map(str, workers))
+        raise ValueError(f"--quotas: workers {listed}, the only ones of the policy, have no share")
     setup = replace(job.setup, cluster=job.setup.cluster.only(workers), shares=shares)
     return replace(job, setup=setup)
 
