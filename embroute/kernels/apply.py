@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Caches, Placement, any_bit
+from embroute.kernels.caches import Caches, Placement
 from embroute.kernels.codes import (
     CLOCK,
     DIRTY,
@@ -91,9 +91,14 @@ def _after(mode: int, pushed: int) -> int:
 
 @kernel
 def settle(
-    caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
+    caches: Caches,
+    rows: StepRows,
+    touches: Touches,
+    decision: Decision,
+    placement: Placement,
+    bits_U: I32,
 ) -> None:
-    """Set the cells of all copies of the step's rows."""
+    """Set the cells of all copies of the step's rows; `bits_U`: FRESH or DIRTY anywhere before."""
     cell_RW, rows_U, step = caches.cell_RW, rows.rows_U, rows.step
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     mode_T, push_T, slot_T = decision.mode_T, decision.push_T, placement.slot_T
@@ -102,7 +107,7 @@ def settle(
         if first == last:
             continue
         mode = mode_T[of_row_T[first]]
-        if mode <= SHARED and any_bit(cell_RW, row, FRESH | DIRTY):
+        if mode <= SHARED and bits_U[u]:
             for k in range(cell_RW.shape[1]):
                 cell_RW[row, k] &= SLOT_MASK
         for i in range(first, last):

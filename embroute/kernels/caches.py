@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.codes import (
+    DIRTY,
     FREE,
+    FRESH,
     HIT,
     MARK,
     MISS,
@@ -57,13 +59,16 @@ def copies(cell_RW: I32, rows_U: I64) -> I32:
     return out
 
 
-@inlined
-def any_bit(cell_RW: I32, row: int, bits: int) -> bool:
-    """Whether any copy of a row carries one of the bits."""
-    seen = 0
-    for w in range(cell_RW.shape[1]):
-        seen |= cell_RW[row, w]
-    return seen & bits != 0
+@kernel
+def bits_anywhere(copies_UW: I32) -> I32:
+    """FRESH and DIRTY as far as any copy of the row carries them: most rows need no closer look."""
+    out_U = np.zeros(len(copies_UW), np.int32)
+    for u in range(len(copies_UW)):
+        seen = np.int32(0)
+        for w in range(copies_UW.shape[1]):
+            seen |= copies_UW[u, w]
+        out_U[u] = seen & (FRESH | DIRTY)
+    return out_U
 
 
 # Marks of a slot in the step being planned; those of earlier steps fade by themselves.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import CHECKED, RETURNED, Caches, Placement, any_bit, marked, set_mark
+from embroute.kernels.caches import CHECKED, RETURNED, Caches, Placement, marked, set_mark
 from embroute.kernels.codes import CLOCK, DIRTY, FRESH, HIT, SLOT_MASK, START
 from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
@@ -57,13 +57,13 @@ def touches_lawful(
 
 
 @kernel
-def updates_home(caches: Caches, rows: StepRows, touches: Touches) -> int:
+def updates_home(caches: Caches, rows: StepRows, touches: Touches, bits_U: I32) -> int:
     """Laws 2 and 3: before a row is pulled or updated elsewhere, its newest value is home."""
     cell_RW, slots, rows_U, step = caches.cell_RW, caches.slot_WCF, rows.rows_U, rows.step
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     for u in range(len(rows_U)):
         first, last, row = first_U[u], first_U[u + 1], rows_U[u]
-        if first == last or not any_bit(cell_RW, row, DIRTY):
+        if first == last or not bits_U[u] & DIRTY:
             continue
         alone = worker_T[of_row_T[first]] if last - first == 1 else -1
         for k in range(cell_RW.shape[1]):

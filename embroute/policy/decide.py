@@ -7,7 +7,16 @@ import numpy.typing as npt
 
 from embroute.data.window import Window
 from embroute.kernels.apply import clean, count_lookups, drop, occupy, settle, tick
-from embroute.kernels.caches import RETURNED, Caches, Placement, Request, copies, mark, place
+from embroute.kernels.caches import (
+    RETURNED,
+    Caches,
+    Placement,
+    Request,
+    bits_anywhere,
+    copies,
+    mark,
+    place,
+)
 from embroute.kernels.codes import FREE, PINNED
 from embroute.kernels.order import Moves, move
 from embroute.kernels.touches import Lookups, touches
@@ -111,7 +120,8 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
     touched = touches(
         lookups, worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
     )
-    return Scene(window, state, rows, copies_UW, touched), worker_S
+    bits_U = bits_anywhere(copies_UW)
+    return Scene(window, state, rows, copies_UW, bits_U, touched), worker_S
 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
@@ -130,6 +140,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         worker_S=worker_S,
         rows=rows,
         touches=touched,
+        bits_U=scene.bits_U,
         decision=decision,
         placement=placement,
         returns=home,
@@ -150,7 +161,7 @@ def advance(state: State, plan: Plan) -> None:
         tick(caches, rows, touched, plan.decision, plan.placement, pushed)
     clean(caches.cell_RW, plan.returns.worker, plan.returns.row)
     occupy(caches, rows, touched, plan.decision, plan.placement)
-    settle(caches, rows, touched, plan.decision, plan.placement)
+    settle(caches, rows, touched, plan.decision, plan.placement, plan.bits_U)
     if plan.decision.drop_T.any():
         drop(caches, rows, touched, plan.decision.drop_T)
     if not move(caches.order, caches.slot_WCF, plan.moves):

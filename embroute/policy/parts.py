@@ -41,6 +41,7 @@ class Scene:
     state: State
     rows: StepRows
     copies_UW: I32
+    bits_U: I32  # FRESH or DIRTY at any worker
     touches: Touches
 
 

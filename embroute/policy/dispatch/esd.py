@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
+from embroute.kernels.caches import bits_anywhere
 from embroute.kernels.codes import DIRTY, FRESH
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
 from embroute.policy.assign import assign
-from embroute.policy.dispatch.scores import per_sample
+from embroute.policy.dispatch.holders import SEVERAL, sole_holders
 from embroute.policy.parts import Dispatch, View
 
 F64 = npt.NDArray[np.float64]
@@ -17,29 +20,72 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 
+class Rows(NamedTuple):
+    """What costs depend on: copies, the only holder of a row, its arena, seconds to move it."""
+
+    copies_UW: I32
+    only_U: I32
+    arena_U: U8
+    seconds_AW: F64
+
+
+@inlined
+def _add_known(rows: Rows, u: int, w: int, cost_W: F64) -> float:
+    """A row that only worker w holds up to date or dirty: correct w, return what all others pay."""
+    seconds = rows.seconds_AW[rows.arena_U[u], w]
+    forced = seconds if rows.copies_UW[u, w] & DIRTY else 0.0
+    if rows.copies_UW[u, w] & FRESH:
+        cost_W[w] -= seconds + forced
+    else:
+        cost_W[w] -= forced
+    return forced
+
+
 @kernel
-def _row_costs(copies_UW: I32, arena_U: U8, seconds_AW: F64, num_rows: int) -> F64:
-    """Cost of using row u at worker w: its pull there, and the pushes that the pull forces."""
-    num_workers = copies_UW.shape[1]
-    cost_UW = np.zeros((num_rows, num_workers), np.float64)
-    for u in range(num_rows):
+def _add_general(rows: Rows, u: int, cost_W: F64) -> float:
+    """Any row: the pushes that a pull forces, less what single workers are spared."""
+    forced, seconds_AW, arena = 0.0, rows.seconds_AW, rows.arena_U[u]
+    for k in range(len(cost_W)):
+        if rows.copies_UW[u, k] & DIRTY:
+            forced += seconds_AW[arena, k]
+    for w in range(len(cost_W)):
+        if rows.copies_UW[u, w] & FRESH:
+            cost_W[w] -= seconds_AW[arena, w] + forced
+        elif rows.copies_UW[u, w] & DIRTY:
+            cost_W[w] -= seconds_AW[arena, w]
+    return forced
+
+
+@kernel
+def _costs(rows: Rows, unique_of_lookup: I32, sample_offsets: I64) -> F64:
+    """c(i, j): a pull of every row at j, the pushes it forces, less what j has."""
+    num_arenas, num_workers = rows.seconds_AW.shape
+    only_U, arena_U, seconds_AW = rows.only_U, rows.arena_U, rows.seconds_AW
+    cost_SW = np.zeros((len(sample_offsets) - 1, num_workers))
+    pulls_A = np.zeros(num_arenas)
+    for s in range(len(cost_SW)):
+        pulls_A[:] = 0
         forced = 0.0
-        for k in range(num_workers):
-            if copies_UW[u, k] & DIRTY:
-                forced += seconds_AW[arena_U[u], k]
+        for i in range(sample_offsets[s], sample_offsets[s + 1]):
+            u = unique_of_lookup[i]
+            if u < 0:
+                continue
+            pulls_A[arena_U[u]] += 1
+            if only_U[u] >= 0:
+                forced += _add_known(rows, u, only_U[u], cost_SW[s])
+            elif only_U[u] == SEVERAL:
+                forced += _add_general(rows, u, cost_SW[s])
         for w in range(num_workers):
-            cell = copies_UW[u, w]
-            if not cell & FRESH:
-                own = seconds_AW[arena_U[u], w] if cell & DIRTY else 0.0
-                cost_UW[u, w] = seconds_AW[arena_U[u], w] + forced - own
-    return cost_UW
+            cost_SW[s, w] += forced + (pulls_A * seconds_AW[:, w]).sum()
+    return cost_SW
 
 
 def cost_matrix(view: View) -> F64:
     """c(i, j) of SYSTEMS: seconds of transfers that sample i causes if trained by worker j."""
-    now, seconds_AW = view.window.now, view.state.setup.row_seconds_AW
-    cost_UW = _row_costs(view.copies_UW, view.rows.arena_U, seconds_AW, len(now.rows_U))
-    return per_sample(cost_UW, now)
+    now, copies_UW = view.window.now, view.copies_UW
+    only_U = sole_holders(copies_UW, bits_anywhere(copies_UW), FRESH | DIRTY)
+    rows = Rows(copies_UW, only_U, view.rows.arena_U, view.state.setup.row_seconds_AW)
+    return _costs(rows, now.unique_of_lookup, now.batch.sample_offsets)
 
 
 @kernel

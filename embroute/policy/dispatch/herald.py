@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from embroute.kernels.caches import bits_anywhere
 from embroute.kernels.codes import FRESH
 from embroute.kernels.jit import kernel
-from embroute.policy.dispatch.scores import per_sample
+from embroute.policy.dispatch.holders import NO_HOLDER, sole_holders
 from embroute.policy.parts import Dispatch, View
 
-F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
 @kernel
-def _greedy(score_SW: F32, quotas_W: I64, first: int) -> I32:
+def _greedy(score_SW: I32, quotas_W: I64, first: int) -> I32:
     """Each sample in order to the highest score with room; equal scores go in turn from `first`."""
     num_samples, num_workers = score_SW.shape
     left_W = quotas_W.copy()
@@ -33,12 +33,27 @@ def _greedy(score_SW: F32, quotas_W: I64, first: int) -> I32:
 
 
 @kernel
-def _fresh(copies_UW: I32, num_rows: int) -> F32:
-    out_UW = np.empty((num_rows, copies_UW.shape[1]), np.float32)
-    for u in range(num_rows):
-        for w in range(copies_UW.shape[1]):
-            out_UW[u, w] = (copies_UW[u, w] // FRESH) & 1
-    return out_UW
+def _add_fresh(copies_UW: I32, u: int, score_SW: I32, s: int) -> None:
+    for w in range(copies_UW.shape[1]):
+        score_SW[s, w] += (copies_UW[u, w] // FRESH) & 1
+
+
+@kernel
+def _score(copies_UW: I32, bits_U: I32, unique_of_lookup: I32, sample_offsets: I64) -> I32:
+    """How many of a sample's rows each worker has up to date."""
+    num_workers = copies_UW.shape[1]
+    score_SW = np.zeros((len(sample_offsets) - 1, num_workers), np.int32)
+    only_U = sole_holders(copies_UW, bits_U, FRESH)
+    for s in range(len(score_SW)):
+        for i in range(sample_offsets[s], sample_offsets[s + 1]):
+            u = unique_of_lookup[i]
+            if u < 0 or only_U[u] == NO_HOLDER:
+                continue
+            if only_U[u] >= 0:
+                score_SW[s, only_U[u]] += 1
+            else:
+                _add_fresh(copies_UW, u, score_SW, s)
+    return score_SW
 
 
 def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
@@ -51,11 +66,13 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
 
     def choose(view: View) -> I32:
         now, setup = view.window.now, view.state.setup
-        fresh_UW = _fresh(view.copies_UW, len(now.rows_U))
+        bits_U = bits_anywhere(view.copies_UW)
         if 0 < tables < len(setup.schema.tables):
             scored = view.state.ranking[:tables]
-            fresh_UW *= np.isin(setup.table_of(now.rows_U), scored)[:, None]
+            bits_U[: len(now.rows_U)][~np.isin(setup.table_of(now.rows_U), scored)] = 0
+        offsets = now.batch.sample_offsets
+        score_SW = _score(view.copies_UW, bits_U, now.unique_of_lookup, offsets)
         first = view.window.step % len(view.quotas_W) if ties == "rotate" else 0
-        return _greedy(per_sample(fresh_UW, now), view.quotas_W, first)
+        return _greedy(score_SW, view.quotas_W, first)
 
     return Dispatch("herald", choose, needs_access=tables > 0)

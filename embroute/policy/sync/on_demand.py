@@ -30,19 +30,19 @@ I32 = npt.NDArray[np.int32]
 
 
 @kernel
-def coming_home(touches: Touches, copies_UW: I32) -> tuple[I32, I32]:
+def coming_home(touches: Touches, copies_UW: I32, bits_U: I32) -> tuple[I32, I32]:
     """Dirty copies of rows that someone other than their holder touches: (worker, row) pairs."""
+    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     most = 0
-    for u in range(copies_UW.shape[0]):
-        for w in range(copies_UW.shape[1]):
-            most += 1 if copies_UW[u, w] & DIRTY else 0
+    for u in range(len(bits_U)):
+        most += copies_UW.shape[1] if bits_U[u] & DIRTY else 0
     worker, unique = np.empty(most, np.int32), np.empty(most, np.int32)
     count = 0
-    for u in range(copies_UW.shape[0]):
-        first, last = touches.first_U[u], touches.first_U[u + 1]
-        if first == last:
+    for u in range(len(bits_U)):
+        first, last = first_U[u], first_U[u + 1]
+        if first == last or not bits_U[u] & DIRTY:
             continue
-        sole = touches.worker_T[touches.of_row_T[first]] if last - first == 1 else -1
+        sole = worker_T[of_row_T[first]] if last - first == 1 else -1
         for w in range(copies_UW.shape[1]):
             if copies_UW[u, w] & DIRTY and w != sole:
                 worker[count], unique[count] = w, u
@@ -55,7 +55,8 @@ def decide_on_demand(scene: Scene) -> Decision:
     need_T = hits(scene.touches, scene.copies_UW, FRESH)
     mode_T = sharing(scene.touches)
     push_T = np.where(mode_T == SHARED, GRADIENT, NOTHING).astype(np.uint8)
-    return outcome(need_T, mode_T, push_T, coming_home(scene.touches, scene.copies_UW))
+    home = coming_home(scene.touches, scene.copies_UW, scene.bits_U)
+    return outcome(need_T, mode_T, push_T, home)
 
 
 def on_demand() -> Sync:
