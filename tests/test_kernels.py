@@ -1,0 +1,165 @@
+"""Kernels against the two lines that define them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embroute.kernels import codes
+from embroute.kernels.caches import copies, hits
+from embroute.kernels.distinct import distinct
+from embroute.kernels.touches import Lookups, Touches, group, touches
+from embroute.kernels.transfers import Transfers, empty_counts, tally
+from embroute.policy.sync.on_demand import coming_home
+from embroute.policy.sync.outcome import sharing
+
+few = settings(max_examples=150, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**32 - 1)
+Cells = npt.NDArray[np.int32]
+
+
+def draw_touches(seed: int) -> tuple[Lookups, Cells, Touches, int, list[int]]:
+    """Random look-ups dealt to random workers: what went in, and what came out."""
+    rng = np.random.default_rng(seed)
+    workers, unique, samples = (int(rng.integers(1, high)) for high in (6, 15, 12))
+    lengths = rng.integers(0, 5, samples)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    lookups = Lookups(rng.integers(-1, unique, offsets[-1]).astype(np.int32), offsets)
+    worker_S = rng.integers(0, workers, samples).astype(np.int32)
+    everywhere = rng.permutation(unique)[: rng.integers(0, 3)].astype(np.int32)
+    made = touches(lookups, worker_S, workers, unique, everywhere)
+    return lookups, worker_S, made, workers, everywhere.tolist()
+
+
+def draw_cells(rng: np.random.Generator, rows: int, workers: int) -> Cells:
+    """Copies in slots of their own, some fresh, some dirty, some missing."""
+    slots = rng.permutation(rows * workers).reshape(rows, workers) + 1
+    bits = rng.choice([0, codes.FRESH, codes.DIRTY, codes.FRESH | codes.DIRTY], (rows, workers))
+    held = rng.random((rows, workers)) < 0.7
+    return np.where(held, slots | bits, 0).astype(np.int32)
+
+
+@given(st.lists(st.integers(-1, 2**40), max_size=60) | st.lists(st.integers(-1, 9), max_size=60))
+@few
+def test_distinct(rows: list[int]) -> None:
+    lookups = np.array(rows, np.int64)
+    table = np.zeros(1 << max(4, (2 * len(rows)).bit_length()), np.int32)
+    rows_U, unique = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
+    count = distinct(lookups, table, rows_U, unique)
+    expected = list(dict.fromkeys(row for row in rows if row >= 0))
+    assert rows_U[:count].tolist() == expected
+    assert unique.tolist() == [expected.index(row) if row >= 0 else -1 for row in rows]
+
+
+@given(st.lists(st.integers(0, 6), max_size=50))
+@few
+def test_group(keys: list[int]) -> None:
+    key = np.array(keys, np.int32)
+    first, order = group(key, 7)
+    assert first.tolist() == [0, *np.cumsum(np.bincount(key, minlength=7)).tolist()]
+    assert order.tolist() == np.argsort(key, kind="stable").tolist()
+
+
+@given(seeds)
+@few
+def test_touches(seed: int) -> None:
+    lookups, worker_S, made, workers, everywhere = draw_touches(seed)
+    order = np.argsort(worker_S, kind="stable")
+    assert made.sample_order_S.tolist() == order.tolist()
+    expected: list[tuple[int, int]] = []
+    of_lookup: list[int] = []
+    for worker in range(workers):
+        mine = [s for s in order if worker_S[s] == worker]
+        bounds = lookups.sample_offsets
+        used = [int(u) for s in mine for u in lookups.unique_of_lookup[bounds[s] : bounds[s + 1]]]
+        rows = list(dict.fromkeys([u for u in used if u >= 0] + everywhere))
+        of_lookup += [len(expected) + rows.index(u) if u >= 0 else -1 for u in used]
+        expected += [(worker, u) for u in rows]
+        assert made.first_W[worker + 1] == len(expected)
+    pairs = zip(made.worker_T.tolist(), made.unique_T.tolist(), strict=True)
+    assert list(pairs) == expected
+    assert made.touch_of_lookup.tolist() == of_lookup
+    by_row = np.argsort(made.unique_T, kind="stable")
+    assert made.of_row_T.tolist() == by_row.tolist()
+    assert made.first_U[0] == 0
+    assert (
+        np.diff(made.first_U).tolist()
+        == np.bincount(made.unique_T, minlength=len(made.first_U) - 1).tolist()
+    )
+
+
+@given(seeds)
+@few
+def test_copies(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cell_RW = draw_cells(rng, 20, int(rng.integers(1, 6)))
+    rows_U = rng.permutation(20)[: rng.integers(0, 20)]
+    assert np.array_equal(copies(cell_RW, rows_U), cell_RW[rows_U])
+
+
+@given(seeds, st.sampled_from([codes.FRESH, codes.DIRTY]))
+@few
+def test_hits(seed: int, bit: int) -> None:
+    _, _, made, workers, _ = draw_touches(seed)
+    copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
+    cells_T = copies_UW[made.unique_T, made.worker_T]
+    held_T = np.where(cells_T == 0, codes.MISS, codes.STALE)
+    expected = np.where(cells_T & bit, codes.HIT, held_T)
+    assert hits(made, copies_UW, bit).tolist() == expected.tolist()
+
+
+@given(seeds)
+@few
+def test_sharing(seed: int) -> None:
+    _, _, made, _, _ = draw_touches(seed)
+    touchers_T = np.bincount(made.unique_T)[made.unique_T] if len(made.unique_T) else np.empty(0)
+    expected = np.where(touchers_T == 1, codes.EXCLUSIVE, codes.SHARED)
+    assert sharing(made).tolist() == expected.tolist()
+
+
+@given(seeds)
+@few
+def test_coming_home(seed: int) -> None:
+    _, _, made, workers, _ = draw_touches(seed)
+    copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
+    pairs = set(zip(made.worker_T.tolist(), made.unique_T.tolist(), strict=True))
+    expected = [
+        (w, u)
+        for u, w in np.argwhere(copies_UW & codes.DIRTY).tolist()
+        if any(row == u and toucher != w for toucher, row in pairs)
+    ]
+    worker, unique = coming_home(made, copies_UW)
+    assert list(zip(worker.tolist(), unique.tolist(), strict=True)) == expected
+
+
+@given(seeds)
+@few
+def test_tally(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workers, shards, count = (int(rng.integers(1, high)) for high in (5, 4, 40))
+
+    def column(high: int) -> npt.NDArray[np.uint8]:
+        return rng.integers(0, high, count).astype(np.uint8)
+
+    sizes = rng.integers(1, 100, (codes.NUM_RECORDS, 3))
+    moves = Transfers(
+        rng.integers(0, workers, count).astype(np.int32),
+        rng.integers(0, 50, count),
+        rng.integers(0, 50, count).astype(np.int32),
+        column(3),
+        column(codes.NUM_KINDS),
+        column(codes.NUM_RECORDS),
+        column(codes.NUM_PHASES),
+    )
+    rows, sizes_moved = empty_counts(workers, shards), empty_counts(workers, shards)
+    rows[0, 0, 0, 0] = 7  # counts are added to what is there
+    tally(moves, sizes, rows, sizes_moved)
+    at = (moves.worker, moves.row % shards, moves.kind, moves.phase)
+    expected, expected_bytes = empty_counts(workers, shards), empty_counts(workers, shards)
+    expected[0, 0, 0, 0] = 7
+    np.add.at(expected, at, 1)
+    np.add.at(expected_bytes, at, sizes[moves.record, moves.arena])
+    assert np.array_equal(rows, expected)
+    assert np.array_equal(sizes_moved, expected_bytes)
