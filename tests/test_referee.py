@@ -134,7 +134,7 @@ FAULTS = [
 def checked(plan: Plan, state: State, policy: Policy) -> None:
     """The library's check on clean marks, as planning leaves them."""
     state.caches.slot_WCF[..., codes.MARK] = 0
-    mark(state.caches, plan.returns.worker, plan.returns.slot, RETURNED, plan.step)
+    mark(state.caches.slot_WCF, plan.returns.worker, plan.returns.slot, RETURNED, plan.step)
     check(plan, state, policy)
 
 
