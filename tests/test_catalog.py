@@ -1,0 +1,257 @@
+"""Names of policies: every one, every option, mixes, and mixes that make no sense."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embroute.cluster import open_cluster
+from embroute.config import Size
+from embroute.cost import Traffic
+from embroute.data.online_retail import RetailSource
+from embroute.policy.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, Entry, make_policy
+from embroute.policy.dispatch.esd import hybrid
+from embroute.policy.plans import start
+from embroute.policy.setup import Setup
+from embroute.simulate import Job, measure_named, simulate
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+
+# A value of every option, other than its default.
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "het": {"bound": "7", "order": "light-lfu"},
+    "herald": {"tables": "2", "ties": "first"},
+    "esd": {"alpha": "0.25", "ties": "any"},
+    "fae": {"hot": "100rows", "rate": "20", "buffer": "4", "shuffle": "yes", "seed": "3"},
+    "scars": {"hot": "100rows", "buffer": "4", "shuffle": "yes", "seed": "3"},
+    "bagpipe": {"lookahead": "6"},
+    "unbounded": {"of": "herald"},
+    "until-last-use": {"lookahead": "6"},
+    "clairvoyant": {"lookahead": "6"},
+}
+KINDS = {"dispatch": DISPATCHES, "sync": SYNCS, "evict": EVICTS}
+
+
+def job_of(optimizer: str = "sgd") -> Job:
+    source = RetailSource()
+    setup = Setup(source.schema, open_cluster("edge-4"), 8, 64, optimizer, cache=Size(400, "rows"))
+    return Job(source, setup, steps=6, warmup=2)
+
+
+def options_of(name: str, entry: Entry) -> list[str]:
+    """The name alone, with each option by key, with all by key, and with all by position."""
+    values = VALUES.get(name, {})
+    assert set(entry.options) <= set(values), f"no test value for an option of {name}"
+    by_key = [f"{key}={values[key]}" for key in entry.options]
+    texts = [name, *(f"{name}({option})" for option in by_key)]
+    if by_key:
+        texts += [
+            f"{name}({', '.join(by_key)})",
+            f"{name}({','.join(values[key] for key in entry.options)})",
+        ]
+    return texts
+
+
+SYSTEM_TEXTS = [text for name, entry in SYSTEMS.items() for text in options_of(name, entry)]
+PART_TEXTS = [
+    f"{kind}={text}"
+    for kind, entries in KINDS.items()
+    for name, entry in entries.items()
+    for text in options_of(name, entry)
+]
+
+
+@pytest.mark.parametrize("text", SYSTEM_TEXTS)
+def test_every_system_with_every_option(text: str) -> None:
+    policy = make_policy(text)
+    assert policy.name == text
+    assert policy.workers == "all"
+    measure_named(text, job_of())
+
+
+@pytest.mark.parametrize("text", PART_TEXTS)
+def test_every_part_with_every_option(text: str) -> None:
+    assert make_policy(text).name == text
+    measure_named(text, job_of())
+
+
+def test_a_mix_has_the_parts_it_names() -> None:
+    policy = make_policy("  evict=clairvoyant(9)   dispatch=esd(0.5, ties=any) sync=het( 10 )  ")
+    assert policy.dispatch.name == "esd"
+    assert policy.sync.name == "het(10)"
+    assert policy.evict.name == "clairvoyant"
+    assert policy.lookahead == 9
+    assert policy.sync.bound == 10
+    assert not policy.exact
+
+
+def test_what_a_mix_leaves_out() -> None:
+    policy = make_policy("dispatch=esd")
+    assert (policy.sync.name, policy.evict.name, policy.workers) == ("on-demand", "lru", "all")
+    assert make_policy("sync=on-demand").dispatch.name == "block"
+
+
+@pytest.mark.parametrize(
+    "text", ["esd(1)", " esd( 1 ) ", "esd (alpha = 1)", "esd( alpha=1 ,ties=block)"]
+)
+def test_blanks_change_nothing(text: str) -> None:
+    plain, spaced = measure_named("esd(1)", job_of()), measure_named(text, job_of())
+    assert spaced.transmission_cost_s == plain.transmission_cost_s
+    assert np.array_equal(spaced.traffic.rows_WKIP, plain.traffic.rows_WKIP)
+
+
+@pytest.mark.parametrize(
+    ("text", "workers"),
+    [
+        ("esd(1, workers=fast)", "fast"),
+        ("vanilla(workers=0+2)", "0+2"),
+        ("dispatch=esd workers=0+1", "0+1"),
+        ("unbounded(herald, workers=fast)", "fast"),
+    ],
+)
+def test_workers_of_any_policy(text: str, workers: str) -> None:
+    assert make_policy(text).workers == workers
+
+
+def test_promises() -> None:
+    exact = {name: make_policy(name).exact for name in SYSTEMS}
+    assert exact == dict.fromkeys(SYSTEMS, True) | {"het": False}
+    assert make_policy("het(0)").exact
+    changed = {name for name in SYSTEMS if make_policy(name).order_changed}
+    assert changed == {"fae", "scars"}
+    assert {name for name in SYSTEMS if make_policy(name).unbounded} == {"unbounded"}
+    assert make_policy("bagpipe").lookahead == 200
+    assert make_policy("bagpipe(7)").lookahead == 7
+    assert make_policy("het").sync.bound == 100
+
+
+NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, unbounded"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "--policy: expected a name, got an empty text"),
+        ("   ", "--policy: expected a name, got an empty text"),
+        ("lru", f"no policy 'lru' (there are {NAMES})"),
+        ("ESD(1)", f"no policy 'ESD' (there are {NAMES})"),
+        ("dispatch=best", "no dispatch 'best' (there are block, robin, herald, esd)"),
+        ("sync=swapped", "no sync 'swapped' (there are none, write-through, on-demand, het, "),
+        ("evict=fifo", "no evict 'fifo' (there are lru, lfu, light-lfu, clairvoyant)"),
+        ("esd(1.5)", "esd: alpha must be between 0 and 1, got 1.5"),
+        ("esd(-0.1)", "esd: alpha must be between 0 and 1, got -0.1"),
+        ("esd(much)", "esd: alpha must be a number, got 'much'"),
+        ("esd(1, ties=first)", "esd: ties must be block or any, got 'first'"),
+        ("herald(ties=any)", "herald: ties must be rotate or first, got 'any'"),
+        ("herald(0)", "herald: tables must be between 1 and"),
+        ("het(-1)", "het: bound must be between 0 and"),
+        ("het(1.5)", "het: bound must be a whole number, got 1.5"),
+        ("het(order=fifo)", "order must be one of lru, lfu, light-lfu, got 'fifo'"),
+        ("bagpipe(0)", "lookahead must be between 1 and 10000, got 0"),
+        ("fae(rate=0)", "fae: rate must be between 1 and 100, got 0"),
+        ("fae(buffer=1)", "fae: buffer must be between 2 and"),
+        ("fae(hot=lots)", "fae: hot must look like 0.1, 10%, 5000rows or 256MB, got 'lots'"),
+        ("fae(shuffle=maybe)", "fae: shuffle must be yes or no, got 'maybe'"),
+        ("scars(rate=50)", "scars has no option 'rate' (options: hot, buffer, shuffle, seed)"),
+        ("vanilla(1)", "vanilla takes at most 0 arguments, got 'vanilla(1)'"),
+        ("esd(1, block, 3)", "esd takes at most 2 arguments"),
+        ("esd(1, alpha=0)", "esd: option 'alpha' is given twice"),
+        ("esd(alpha=1, alpha=0)", "option 'alpha' is given twice"),
+        ("vanilla(workers=0, workers=1)", "option 'workers' is given twice"),
+        ("unbounded(fast)", f"no policy 'fast' (there are {NAMES})"),
+    ],
+)
+def test_bad_names(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        make_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("dispatch=herald sync=none", "dispatch=herald prefers workers by what they have cached, "),
+        ("dispatch=esd sync=none", "and sync=none caches nothing; use dispatch=block"),
+        ("sync=none evict=lfu", "sync=none caches nothing, so evict= has no meaning"),
+        ("dispatch=esd dispatch=block", "dispatch is given twice"),
+        ("dispatch=esd cache=3", "expected dispatch=, sync=, evict= or workers=, got 'cache=3'"),
+        ("dispatch=esd herald", "expected dispatch=, sync=, evict= or workers=, got 'herald'"),
+    ],
+)
+def test_mixes_without_meaning(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)) as caught:
+        make_policy(text)
+    assert str(caught.value).startswith(f"--policy {text!r}: ")
+
+
+@pytest.mark.parametrize("text", ["het(10)", "sync=het(1)"])
+def test_het_refuses_adam(text: str) -> None:
+    fault = f"--optimizer adam: {text} merges deltas, and deltas of adam do not add up; use sgd,"
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        start(make_policy(text), job_of("adam").setup)
+
+
+def test_het_of_nothing_takes_adam() -> None:
+    measure_named("het(0)", job_of("adam"))
+
+
+def test_het_of_nothing_is_vanilla_dealt_in_turn() -> None:
+    bounded = list(simulate(make_policy("het(0)"), job_of("adagrad")))
+    vanilla = make_policy("dispatch=robin sync=write-through evict=lru")
+    for left, right in zip(bounded, simulate(vanilla, job_of("adagrad")), strict=True):
+        for field in fields(Traffic):
+            name = field.name
+            assert np.array_equal(getattr(left.traffic, name), getattr(right.traffic, name))
+        assert left.time.total_s == right.time.total_s
+
+
+def total(cost_SW: F64, worker_S: npt.NDArray[np.int32]) -> float:
+    return float(cost_SW[np.arange(len(worker_S)), worker_S].sum())
+
+
+@st.composite
+def dealings(draw: st.DrawFn) -> tuple[F64, I64]:
+    """Costs of samples at workers, at random or made of rows as ESD makes them, and quotas."""
+    samples, workers = draw(st.integers(1, 40)), draw(st.integers(1, 6))
+    random = np.random.default_rng(draw(st.integers(0, 9999)))
+    quotas = np.bincount(random.integers(0, workers, samples), minlength=workers)
+    if draw(st.booleans()):
+        return random.random((samples, workers)), quotas
+    # Few distinct rows, each up to date at few workers, on links of two speeds: many ties.
+    seconds_W = np.where(np.arange(workers) % 2, 10.0, 1.0)
+    stale_UW = random.random((12, workers)) < 0.7
+    row_cost_UW = stale_UW * (seconds_W + random.choice([0.0, 1.0, 10.0], (12, 1)))
+    rows_SF = random.integers(0, 12, (samples, 4))
+    cost_SW: F64 = row_cost_UW[rows_SF].sum(1)
+    return cost_SW, quotas
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(dealings())
+def test_opt_never_costs_more_than_heu(dealing: tuple[F64, I64]) -> None:
+    cost_SW, quotas_W = dealing
+    best = hybrid(cost_SW, quotas_W, 1.0)
+    for alpha in (0.0, 0.3, 0.5, 0.9):
+        other = hybrid(cost_SW, quotas_W, alpha)
+        assert (np.bincount(other, minlength=len(quotas_W)) == quotas_W).all()
+        assert total(cost_SW, best) <= total(cost_SW, other) + 1e-9
+    assert (np.bincount(best, minlength=len(quotas_W)) == quotas_W).all()
+
+
+def test_heu_serves_the_clearest_preference_first() -> None:
+    # Both want worker 0; the second loses more elsewhere, so it goes first.
+    cost_SW = np.array([[1.0, 2.0], [1.0, 9.0]])
+    assert hybrid(cost_SW, np.array([1, 1]), 0.0).tolist() == [1, 0]
+
+
+def test_a_share_is_left_to_opt() -> None:
+    # Heu takes the clearest preference of the three (sample 0); Opt deals the other two.
+    cost_SW = np.array([[0.0, 9.0, 9.0], [5.0, 1.0, 2.0], [5.0, 1.0, 4.0]])
+    assert hybrid(cost_SW, np.array([1, 1, 1]), 2 / 3).tolist() == [0, 2, 1]
