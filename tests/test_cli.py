@@ -1,0 +1,295 @@
+"""The command line: its commands, options and versions, and how it tells users their mistakes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import embroute
+from embroute.cli import cli
+from embroute.policy.catalog import SYSTEMS
+
+PROGRAM = Path(sys.executable).parent / "embroute"
+SHORT = ("--steps", "12", "--warmup", "2")
+
+COMMANDS = {"compare", "data", "data describe", "simulate"}
+DATA_OPTIONS = {
+    "--format",
+    "--label",
+    "--categorical",
+    "--dense",
+    "--bag",
+    "--bag-separator",
+    "--time",
+    "--ids",
+    "--hash-rows",
+    "--missing",
+    "--positive-rating",
+    "--skip-bad-rows",
+    "--limit",
+}
+JOB_OPTIONS = {
+    "--network",
+    "--workers",
+    "--batch",
+    "--cache",
+    "--dim",
+    "--optimizer",
+    "--quotas",
+    "--compute-ms-per-sample",
+    "--dense-bytes",
+    "--steps",
+    "--warmup",
+    "--epochs",
+    "--shuffle",
+    "--seed",
+}
+OPTIONS = {
+    "compare": DATA_OPTIONS | JOB_OPTIONS | {"--data", "--policies", "--json"},
+    "simulate": DATA_OPTIONS | JOB_OPTIONS | {"--data", "--policy", "--csv"},
+    "data describe": DATA_OPTIONS | {"--batch", "--samples", "--json"},
+    "data": set(),
+}
+
+
+def walk(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        yield f"{path}{name}", command
+        if isinstance(command, click.Group):
+            yield from walk(command, f"{path}{name} ")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The installed program, in a process of its own."""
+    return subprocess.run(
+        [str(PROGRAM), *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def fault(*arguments: str) -> str:
+    """What a command raises; `main` prints it behind `embroute:` and exits with 2."""
+    result = CliRunner().invoke(cli, arguments)
+    assert isinstance(result.exception, ValueError), result.output
+    assert result.stdout == ""
+    return str(result.exception)
+
+
+def test_commands() -> None:
+    assert {name for name, _ in walk(cli)} == COMMANDS
+    documented = [command.help or command.short_help for _, command in walk(cli)]
+    assert all(documented)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_shows_every_option(name: str) -> None:
+    result = CliRunner().invoke(cli, [*name.split(), "--help"])
+    assert result.exit_code == 0
+    shown = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", result.output, re.MULTILINE))
+    assert shown == OPTIONS[name] | {"--help"}
+    command = dict(walk(cli))[name]
+    options = {flag for p in command.params if isinstance(p, click.Option) for flag in p.opts}
+    assert options == OPTIONS[name]
+    assert all(p.help for p in command.params if isinstance(p, click.Option))
+
+
+def test_short_help() -> None:
+    result = CliRunner().invoke(cli, ["-h"])
+    assert result.exit_code == 0
+    assert all(re.search(rf"^  {name} ", result.output, re.MULTILINE) for name in cli.commands)
+
+
+def test_help_of_compare_names_every_policy() -> None:
+    output = " ".join(CliRunner().invoke(cli, ["compare", "--help"]).output.split())
+    for name, entry in SYSTEMS.items():
+        assert name + (f"({', '.join(entry.options)})" if entry.options else "") + ":" in output
+    assert "lower-bound:" in output
+
+
+def test_version_of_the_program_and_of_the_module() -> None:
+    expected = f"embroute, version {embroute.__version__}\n"
+    assert run("--version").stdout == expected
+    module = [sys.executable, "-m", "embroute", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout == expected
+
+
+def test_a_mistake_is_one_line_and_exit_code_2() -> None:
+    result = run("compare", "--cache", "100rows", *SHORT)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert re.fullmatch(
+        r"embroute: --cache 100 rows: worker \d needs \d+ rows of width 64 in step \d+, "
+        r"its cache holds 100\n",
+        result.stderr,
+    )
+
+
+def test_an_unknown_option_is_exit_code_2() -> None:
+    result = run("compare", "--polices", "esd")
+    assert result.returncode == 2
+    assert "No such option" in result.stderr
+
+
+def test_a_comparison_in_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    result = run("compare", "--policies", "esd(1)", *SHORT, "--json", str(path))
+    assert result.returncode == 0
+    assert result.stderr == f"written: {path}\n"
+    assert "\x1b" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert path.exists()
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    script = f"{PROGRAM} compare --policies vanilla --steps 12 --warmup 2 | true"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+
+
+WITHOUT_TORCH = """
+import sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        hidden = name.partition(".")[0] == "torch"
+        return None if hidden else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+try:
+    import torch
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("torch is still there")
+import embroute
+from embroute.cli import main
+sys.argv = ["embroute", "compare", "--policies", "esd(1)", "--steps", "4", "--warmup", "1"]
+main()
+"""
+
+
+def test_compare_needs_no_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "esd(1)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--policies", "best"),
+            "--policies 'best': no policy 'best' (there are nocache, vanilla,",
+        ),
+        (
+            ("--policies", "esd(2)"),
+            "--policies 'esd(2)': esd: alpha must be between 0 and 1, got 2",
+        ),
+        (("--policies", "esd(1"), "unbalanced parentheses in 'esd(1'"),
+        (("--policies", "het,het"), "--policies: 'het' is given twice"),
+        (
+            ("--policies", "vanilla(workers=8)"),
+            "workers must be all, fast, or numbers below 8 such",
+        ),
+        (("--policies", "vanilla(workers=some)"), "such as 0+1+2, got 'some'"),
+        (
+            ("--policies", "sync=none evict=lru"),
+            "--policies 'sync=none evict=lru': sync=none caches",
+        ),
+        (("--policies", "het(5)", "--optimizer", "adam"), "--optimizer adam: het(5) merges deltas"),
+        (("--warmup", "90"), "--warmup 90: must be below --steps 90, which includes it"),
+        (("--steps", "5"), "--warmup 10: must be below --steps 5, which includes it"),
+        (("--workers", "4"), "--workers 4: --network edge-8 has 8 workers; use --network edge-4"),
+        (
+            ("--network", "lan"),
+            "--network 'lan': neither a preset (edge-N, dc-N, uneven-N, colo-N)",
+        ),
+        (("--data", "nowhere.csv"), "nowhere.csv: no such file or directory, and no built-in data"),
+        (("--data", "avazu(skew=x)"), "skew must be a number, got 'x'"),
+        (("--label", "click"), "online-retail is built-in data: of the data options it takes only"),
+        (("--json", "missing/x.json"), "--json missing/x.json: the folder missing does not exist"),
+        (("--json", "."), "--json .: this is a folder, give a file in it"),
+        (("--cache", "much"), "--cache must look like 0.1, 10%, 5000rows or 256MB, got 'much'"),
+        (("--cache", "200%"), "--cache must be between 0 and 1, got 2.0"),
+        (("--dim", "x"), "--dim must look like 64 or 64,C1=16, got 'x'"),
+        (("--dim", "8,C1=4"), "--dim 'C1=4': expected table=width with a table of InvoiceNo,"),
+        (("--quotas", "1,2"), "--quotas needs 8 numbers of at least 0, got (1.0, 2.0)"),
+        (("--quotas", "1,x,1"), "--quotas must be a number, got 'x'"),
+        (("--dense-bytes", "10%"), "--dense-bytes must look like 4000000 or 4MB, got '10%'"),
+        (("--limit", "0"), "--limit must be at least 1, got 0"),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
+    assert message in fault("compare", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "lower-bound"), "--policy 'lower-bound': no policy 'lower-bound' (there are"),
+        (("--policy", "dispatch=x"), "--policy 'dispatch=x': no dispatch 'x' (there are block,"),
+        (("--policy", "esd(1, workers=9)"), "numbers below 8 such as 0+1+2, got '9'"),
+        (("--csv", "missing/x.csv"), "--csv missing/x.csv: the folder missing does not exist"),
+        (("--csv", "."), "--csv .: this is a folder, give a file in it"),
+    ],
+)
+def test_mistakes_of_simulate(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    assert message in fault("simulate", "--csv", str(tmp_path / "x.csv"), *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--batch", "0"), ("--steps", "x"), ("--optimizer", "lion"), ("--epochs", "0")]
+)
+def test_values_that_an_option_never_takes(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli, ["compare", *arguments])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[0]}'" in result.stderr
+
+
+def test_outputs_are_checked_before_data_is_opened() -> None:
+    # The data does not exist either; the folder is what is told.
+    assert "missing" in fault("compare", "--data", "nowhere.csv", "--json", "missing/x.json")
+
+
+def test_workers_of_a_file_are_not_those_of_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "edge-8.yaml"
+    path.write_text("hosts: {a: {link: 1gbit}}\nworkers: [a, a]\nshards: [a]\n")
+    message = fault("compare", "--network", str(path), "--workers", "3")
+    assert message == f"--workers 3: --network {path} has 2 workers"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--network", "edge", "--workers", "4"),
+        ("--network", "colo-2", "--workers", "2"),
+        ("--quotas", "3,3,3,3,1,1,1,0", "--batch", "64"),
+        ("--dim", "8,Country=4", "--optimizer", "rowwise-adagrad", "--cache", "2MB"),
+        ("--dense-bytes", "4000000", "--compute-ms-per-sample", "0.5"),
+        ("--data", "online-retail(negatives=1)", "--limit", "20000", "--epochs", "2", "--shuffle"),
+        ("--data", "movielens-25m(samples=20000)", "--cache", "20%"),
+    ],
+)
+def test_options_that_work_together(arguments: tuple[str, ...]) -> None:
+    command = ["compare", "--policies", "esd(1),lower-bound", *SHORT, *arguments]
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.output
+    assert "esd(1)" in result.output
