@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.kernels import codes
-from embroute.kernels.caches import copies, hits
+from embroute.kernels.caches import bits_anywhere, copies, hits
 from embroute.kernels.distinct import distinct
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
@@ -99,6 +99,15 @@ def test_copies(seed: int) -> None:
     assert np.array_equal(copies(cell_RW, rows_U), cell_RW[rows_U])
 
 
+@given(seeds)
+@few
+def test_bits_anywhere(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cell_UW = draw_cells(rng, 20, int(rng.integers(1, 6)))
+    expected = np.bitwise_or.reduce(cell_UW, axis=1) & (codes.FRESH | codes.DIRTY)
+    assert bits_anywhere(cell_UW).tolist() == expected.tolist()
+
+
 @given(seeds, st.sampled_from([codes.FRESH, codes.DIRTY]))
 @few
 def test_hits(seed: int, bit: int) -> None:
@@ -130,7 +139,7 @@ def test_coming_home(seed: int) -> None:
         for u, w in np.argwhere(copies_UW & codes.DIRTY).tolist()
         if any(row == u and toucher != w for toucher, row in pairs)
     ]
-    worker, unique = coming_home(made, copies_UW)
+    worker, unique = coming_home(made, copies_UW, bits_anywhere(copies_UW))
     assert list(zip(worker.tolist(), unique.tolist(), strict=True)) == expected
 
 
