@@ -113,7 +113,7 @@ steady = settings(deadline=None, derandomize=True, suppress_health_check=[Health
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(steady, max_examples=40)
+@settings(steady, max_examples=25)
 @given(job=jobs())
 def test_no_exact_policy_is_below_the_bound(name: str, job: Job) -> None:
     outcome = measured(name, job)
@@ -174,7 +174,7 @@ def alone(job: Job, cache: float) -> Job:
     return replace(job, setup=setup)
 
 
-@settings(steady, max_examples=40)
+@settings(steady, max_examples=25)
 @given(job=jobs(whole_batches=False))
 def test_one_worker_with_room_for_everything_reaches_the_bound(job: Job) -> None:
     # Nobody else needs a row and nothing is evicted, so each row is pulled at its first use and
@@ -185,7 +185,7 @@ def test_one_worker_with_room_for_everything_reaches_the_bound(job: Job) -> None
     assert outcome.transmission_cost_s == pytest.approx(least.transmission_cost_s)
 
 
-@settings(steady, max_examples=100)
+@settings(steady, max_examples=50)
 @given(job=jobs(whole_batches=False), cache=st.sampled_from([0.3, 0.5, 0.7]))
 def test_one_worker_that_sees_everything_reaches_the_bound(job: Job, cache: float) -> None:
     # From empty caches: a warm-up may leave other rows than the best ones for what follows.
@@ -200,7 +200,7 @@ def setup_of(setup: Setup, cache: float) -> Setup:
     return replace(setup, cache=Size(cache, "share"))
 
 
-@settings(steady, max_examples=40)
+@settings(steady, max_examples=25)
 @given(job=jobs())
 def test_more_cache_never_lifts_the_bound(job: Job) -> None:
     shares = (0.0, 0.2, 0.5, 1.0)

@@ -40,10 +40,12 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 KINDS = {"dispatch": DISPATCHES, "sync": SYNCS, "evict": EVICTS}
 
 
+SOURCE = RetailSource()
+
+
 def job_of(optimizer: str = "sgd") -> Job:
-    source = RetailSource()
-    setup = Setup(source.schema, open_cluster("edge-4"), 8, 64, optimizer, cache=Size(400, "rows"))
-    return Job(source, setup, steps=6, warmup=2)
+    setup = Setup(SOURCE.schema, open_cluster("edge-4"), 8, 64, optimizer, cache=Size(400, "rows"))
+    return Job(SOURCE, setup, steps=6, warmup=2)
 
 
 def options_of(name: str, entry: Entry) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -14,6 +16,8 @@ from click.testing import CliRunner
 
 import embroute
 from embroute.cli import cli
+from embroute.data.open import built_in_names, open_source
+from embroute.data.synthetic import Knobs
 from embroute.policy.catalog import SYSTEMS
 
 PROGRAM = Path(sys.executable).parent / "embroute"
@@ -114,7 +118,7 @@ def test_help_of_compare_names_every_policy() -> None:
 
 def test_version_of_the_program_and_of_the_module() -> None:
     expected = f"embroute, version {embroute.__version__}\n"
-    assert run("--version").stdout == expected
+    assert CliRunner().invoke(cli, ["--version"]).output == expected
     module = [sys.executable, "-m", "embroute", "--version"]
     assert subprocess.run(module, capture_output=True, text=True, check=True).stdout == expected
 
@@ -131,19 +135,9 @@ def test_a_mistake_is_one_line_and_exit_code_2() -> None:
 
 
 def test_an_unknown_option_is_exit_code_2() -> None:
-    result = run("compare", "--polices", "esd")
-    assert result.returncode == 2
+    result = CliRunner().invoke(cli, ["compare", "--polices", "esd"])
+    assert result.exit_code == 2
     assert "No such option" in result.stderr
-
-
-def test_a_comparison_in_a_pipe(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    result = run("compare", "--policies", "esd(1)", *SHORT, "--json", str(path))
-    assert result.returncode == 0
-    assert result.stderr == f"written: {path}\n"
-    assert "\x1b" not in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert path.exists()
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
@@ -175,21 +169,22 @@ else:
     raise SystemExit("torch is still there")
 import embroute
 from embroute.cli import main
-sys.argv = ["embroute", "compare", "--policies", "esd(1)", "--steps", "4", "--warmup", "1"]
+run = ["compare", "--policies", "esd(1)", "--steps", "4", "--warmup", "1", "--json", sys.argv[1]]
+sys.argv = ["embroute", *run]
 main()
 """
 
 
-def test_compare_needs_no_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+def test_a_comparison_in_a_pipe_without_torch(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == f"written: {path}\n"
     assert "esd(1)" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert path.exists()
 
 
 @pytest.mark.parametrize(
@@ -293,3 +288,42 @@ def test_options_that_work_together(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 0, result.output
     assert "esd(1)" in result.output
+
+
+DOCS = Path(__file__).parent.parent / "docs"
+EXAMPLES = [
+    (page, command, told)
+    for page in ("data.md", "cluster.md")
+    for block in re.findall(
+        r"^```\n(\$ .*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+    for command, told in re.findall(r"\$ embroute (.*?)\n((?:[^$].*\n)*)", block)
+]
+
+
+@pytest.mark.parametrize(("page", "command", "told"), EXAMPLES)
+def test_examples_of_the_manual(
+    page: str, command: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, kind in (("clicks.csv", "csv"), ("cluster.yaml", "yaml")):
+        found = re.search(rf"```{kind}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+        (tmp_path / name).write_text(found.group(1) if found else "")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, shlex.split(command))
+    if told.startswith("embroute: "):
+        assert f"embroute: {result.exception}\n" == told
+    else:
+        assert result.exit_code == 0, result.output
+        assert all(line in result.output for line in told.splitlines())
+
+
+def test_the_manual_describes_every_data_option_and_name() -> None:
+    text = (DOCS / "data.md").read_text()
+    names = {*DATA_OPTIONS, *built_in_names(), *(knob.name for knob in fields(Knobs))}
+    assert all(f"`{name}`" in text for name in names)
+    built_in = text.partition("## Built-in data")[2].splitlines()
+    for name in built_in_names():
+        source = open_source(name)
+        counts = (source.num_samples or 0, source.schema.num_fields, source.schema.num_rows)
+        row = next(line for line in built_in if line.startswith(f"| `{name}` |"))
+        assert row.endswith(" | ".join(f"{count:,}" for count in counts) + " |"), name

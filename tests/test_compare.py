@@ -211,15 +211,6 @@ def test_a_subset_of_workers(found: Found) -> None:
     assert [worker["host"] for worker in fast["per_worker"]] == [f"w{i}" for i in fast["workers"]]
 
 
-def test_two_runs_are_equal_but_for_decision_times(tmp_path: Path) -> None:
-    arguments = ("--policies", "esd(1),fae,lower-bound", *SHORT, "--shuffle", "--seed", "5")
-    first, second = compare(tmp_path, *arguments), compare(tmp_path, *arguments)
-    for found in (first, second):
-        for entry in found["policies"].values():
-            del entry["decision_ms"]
-    assert first == second
-
-
 def test_the_manuals_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = MANUAL.read_text()
     command = re.search(r"^    embroute (compare .*)$", text, re.MULTILINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -61,10 +62,14 @@ def uneven_cluster() -> Cluster:
     return Cluster(hosts, workers, (0, 2), 0, compute_s_per_sample=2e-4, dense_bytes=500)
 
 
+@cache
+def samples_of(count: int) -> Samples:
+    return Samples(SCHEMA, draw_batches(SCHEMA, [count], 3))
+
+
 def job_of(samples: int = 480, steps: int = 40, warmup: int = 10, **changes: object) -> Job:
-    source = Samples(SCHEMA, draw_batches(SCHEMA, [samples], 3))
     setup = Setup(SCHEMA, uneven_cluster(), (4, 8), 12, "adagrad", Size(0.5, "share"))
-    return Job(source, replace(setup, **changes), steps, warmup)  # type: ignore[arg-type]
+    return Job(samples_of(samples), replace(setup, **changes), steps, warmup)  # type: ignore[arg-type]
 
 
 def equal_traffic(left: Traffic, right: Traffic) -> bool:

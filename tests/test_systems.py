@@ -55,8 +55,8 @@ def cut_preset(samples: int) -> Trace:
 
 @cache
 def job(trace: str) -> Job:
-    """90 steps of the real trace or 40 of the synthetic one, with the defaults of `compare`."""
-    steps = 90 if trace == "retail" else 40
+    """90 steps of the real trace or 30 of the synthetic one, with the defaults of `compare`."""
+    steps = 90 if trace == "retail" else 30
     source: Source = RetailSource() if trace == "retail" else cut_preset(1024 * steps)
     setup = Setup(source.schema, open_cluster("edge-8"), 64, 1024, "sgd", Size(0.1, "share"))
     return Job(source, setup, steps, 10)

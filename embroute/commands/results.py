@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -167,7 +168,9 @@ def to_json(lines: list[Line], job: Job, data: str) -> dict[str, object]:
 
 def _short(value: float) -> str:
     """Three digits or more, never an exponent: 0.0182, 1.74, 35.8, 1402."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 
 def _scaled(value: float) -> str:
