@@ -69,7 +69,8 @@ def samples_of(count: int) -> Samples:
 
 def job_of(samples: int = 480, steps: int = 40, warmup: int = 10, **changes: object) -> Job:
     setup = Setup(SCHEMA, uneven_cluster(), (4, 8), 12, "adagrad", Size(0.5, "share"))
-    return Job(samples_of(samples), replace(setup, **changes), steps, warmup)  # type: ignore[arg-type]
+    setup = replace(setup, **changes)  # type: ignore[arg-type]
+    return Job(samples_of(samples), setup, steps, warmup)
 
 
 def equal_traffic(left: Traffic, right: Traffic) -> bool:
