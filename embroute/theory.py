@@ -26,7 +26,7 @@ def expected_distinct(counts: I64, lookups: float, total: float | None = None) -
     """
     values, rows = np.unique(counts, return_counts=True)
     total = float(counts.sum()) if total is None else total
-    if total <= 0:
+    if total <= 0 or lookups <= 0:
         return 0.0
     # log1p and expm1 keep (1 - p)^b exact for the tiny p of long tails.
     p = np.minimum(values / total, 1.0)
@@ -92,9 +92,10 @@ def predict_hot(draws: Draws, threshold: int, cluster: Cluster, row_bytes: float
 def best_hot(draws: Draws, limit: int, cluster: Cluster, row_bytes: float) -> HotStep:
     """The hot set of at most `limit` rows with the shortest expected step."""
     pooled = -np.sort(-np.concatenate(draws.counts_by_table))
+    nothing_hot = int(pooled[0]) + 1
     pooled = pooled[pooled > 0][: max(limit, 0)]
     sizes = np.unique(np.geomspace(1, max(1, len(pooled)), 24).astype(np.int64))
-    best = predict_hot(draws, int(pooled[0]) + 1 if len(pooled) else 1, cluster, row_bytes)
+    best = predict_hot(draws, nothing_hot, cluster, row_bytes)
     for size in sizes[sizes <= len(pooled)]:
         step = predict_hot(draws, hot_threshold(pooled, int(size)), cluster, row_bytes)
         if step.hot <= limit and step.time_s < best.time_s:

@@ -121,7 +121,6 @@ def test_no_exact_policy_is_below_the_bound(name: str, job: Job) -> None:
         assert_not_above(bound(job), outcome)
 
 
-@pytest.mark.xfail(strict=True, reason="the compute of a short last batch is taken for a full one")
 def test_a_short_last_batch_does_not_lift_the_bound() -> None:
     hosts = (Host("shard", 1e9, 1e9), Host("worker", 1e9, 1e9))
     cluster = Cluster(hosts, (Worker(1),), (0,), compute_s_per_sample=1e-3)

@@ -70,7 +70,7 @@ def test_nocache() -> None:
     """Every touch pulls the value and pushes the gradient: two rows a step, both ways."""
     work = workload([[[0], [0]], [[0], [1]]])
     (first, second), state = run("nocache", work)
-    assert told(first.pulls) == [(0, 0, "miss", "value", "late"), (1, 0, "miss", "value", "late")]
+    assert told(first.pulls) == [(0, 0, "miss", "value", "early"), (1, 0, "miss", "value", "early")]
     # Row 0 was trained in step 0, so its pull waits; row 1 was not.
     assert told(second.pulls) == [(0, 0, "miss", "value", "late"), (1, 1, "miss", "value", "early")]
     assert [move[2:4] for move in told(second.updates)] == [("update", "gradient")] * 2
@@ -82,7 +82,7 @@ def test_nocache() -> None:
 def test_vanilla() -> None:
     (first, second, third), _ = run("vanilla", workload([[[0], [1]], [[0], [0]], [[0], [1]]]))
     # Sole touchers apply adagrad themselves, so value and state come.
-    assert told(first.pulls) == [(0, 0, "miss", "whole", "late"), (1, 1, "miss", "whole", "late")]
+    assert told(first.pulls) == [(0, 0, "miss", "whole", "early"), (1, 1, "miss", "whole", "early")]
     # Row 0 is needed in the next step, row 1 only after it.
     assert told(first.updates) == [
         (0, 0, "update", "gradient", "urgent"),

@@ -79,6 +79,7 @@ def snapshot(state: State) -> Arrays:
     """Everything in a state but the planner's scratch marks."""
     found = arrays(state)
     found[".caches.slot_WCF"][..., codes.MARK] = 0
+    found[".caches.planning"][:] = 0
     return found
 
 

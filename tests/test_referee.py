@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from embroute.kernels import codes
-from embroute.kernels.caches import RETURNED, mark
 from embroute.kernels.transfers import Transfers
 from embroute.policy.catalog import make_policy
 from embroute.policy.decide import advance, plan_step
@@ -134,7 +133,6 @@ FAULTS = [
 def checked(plan: Plan, state: State, policy: Policy) -> None:
     """The library's check on clean marks, as planning leaves them."""
     state.caches.slot_WCF[..., codes.MARK] = 0
-    mark(state.caches.slot_WCF, plan.returns.worker, plan.returns.slot, RETURNED, plan.step)
     check(plan, state, policy)
 
 

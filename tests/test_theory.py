@@ -137,7 +137,6 @@ def test_best_hot_of_many_rows_is_near_the_best(network: str, limit: int) -> Non
     assert best.time_s <= 1.02 * min(times)
 
 
-@pytest.mark.xfail(strict=True, reason="a limit of 0 falls to the threshold of all rows")
 def test_no_room_is_no_hot_row() -> None:
     assert best_hot(draws_of((np.array([3, 1]),)), 0, open_cluster("edge-4"), 256).hot == 0
 

@@ -41,6 +41,7 @@ class Caches(NamedTuple):
     capacity_WA: I64
     used_WA: I64  # slots handed out so far
     order: Order
+    planning: I64  # scratch: one number, counting calls of plan_step
     clock_WC2: I32  # bounded staleness: START and CLOCK of a slot; empty where a policy is exact
     clock_R: I32  # and the shard's clock
 
@@ -71,30 +72,29 @@ def bits_anywhere(copies_UW: I32) -> I32:
     return out_U
 
 
-# Marks of a slot in the step being planned; those of earlier steps fade by themselves.
+# Marks of a slot, scratch of one planning; those of earlier plannings fade by themselves.
 TOUCHED, RETURNED, CHECKED = 1, 2, 4
-_STEP_SHIFT = 3
+_SHIFT = 3
 
 
 @inlined
-def set_mark(slot_WCF: I32, w: int, slot: int, bit: int, step: int) -> None:
+def set_mark(slot_WCF: I32, w: int, slot: int, bit: int, planning: int) -> None:
     """Mark one slot."""
-    now = (step + 1) << _STEP_SHIFT
-    slot_WCF[w, slot, MARK] = max(slot_WCF[w, slot, MARK], now) | bit
+    slot_WCF[w, slot, MARK] = max(slot_WCF[w, slot, MARK], planning << _SHIFT) | bit
 
 
 @inlined
-def marked(slot_WCF: I32, w: int, slot: int, bit: int, step: int) -> bool:
-    """Whether a slot carries the mark in this step."""
+def marked(slot_WCF: I32, w: int, slot: int, bit: int, planning: int) -> bool:
+    """Whether a slot carries the mark in this planning."""
     value = slot_WCF[w, slot, MARK]
-    return bool(value >> _STEP_SHIFT == step + 1 and value & bit != 0)
+    return bool(value >> _SHIFT == planning and value & bit != 0)
 
 
 @kernel
-def mark(slot_WCF: I32, worker: I32, slot: I32, bit: int, step: int) -> None:
+def mark(slot_WCF: I32, worker: I32, slot: I32, bit: int, planning: int) -> None:
     """Mark slots."""
     for i in range(len(slot)):
-        set_mark(slot_WCF, worker[i], slot[i], bit, step)
+        set_mark(slot_WCF, worker[i], slot[i], bit, planning)
 
 
 class Request(NamedTuple):
@@ -105,7 +105,6 @@ class Request(NamedTuple):
     copies_UW: I32
     arena_U: U8
     order_B: I32  # buckets in the order in which they lose copies
-    step: int
 
 
 class Placement(NamedTuple):
@@ -119,7 +118,7 @@ class Placement(NamedTuple):
 @kernel
 def _victims(order: Order, slot_WCF: I32, order_B: I32, at: tuple[int, int, int], out: I32) -> int:
     """Fill `out` with the next slots of a worker and arena that lose their copy; how many."""
-    w, a, step = at
+    w, a, planning = at
     head_WAB, tickets = order.head_WAB, order.ticket_WQ4
     count = 0
     for bucket in order_B:
@@ -128,7 +127,7 @@ def _victims(order: Order, slot_WCF: I32, order_B: I32, at: tuple[int, int, int]
             slot = tickets[w, ticket, SLOT]
             # A void ticket or a slot that the step itself uses is passed over.
             valid = slot_WCF[w, slot, TICKET] == ticket + 1
-            if valid and not marked(slot_WCF, w, slot, TOUCHED, step):
+            if valid and not marked(slot_WCF, w, slot, TOUCHED, planning):
                 out[count] = slot
                 count += 1
             ticket = np.int64(tickets[w, ticket, NEXT]) - 1
@@ -143,7 +142,7 @@ def _vacancies(caches: Caches, request: Request, w: int, a: int, needed: int) ->
     out = np.empty(needed, np.int32)
     for i in range(unused):
         out[i] = first + i
-    at = (w, a, request.step)
+    at = (w, a, int(caches.planning[0]))
     found = _victims(caches.order, caches.slot_WCF, request.order_B, at, out[unused:])
     return out[: unused + found]
 
@@ -178,7 +177,7 @@ def _place_misses(caches: Caches, request: Request, out: Placement, w: int, a: i
 def place(caches: Caches, request: Request) -> Placement:
     """Slots of all touches of a step. Reads the caches and writes nothing but marks."""
     worker_T, unique_T = request.touches.worker_T, request.touches.unique_T
-    copies_UW, slots, step = request.copies_UW, caches.slot_WCF, request.step
+    copies_UW, slots, planning = request.copies_UW, caches.slot_WCF, caches.planning[0]
     slot_T = np.empty(len(unique_T), np.int32)
     victim_T = np.empty(len(unique_T), np.int64)
     out = Placement(slot_T, victim_T, np.full(2, -1, np.int64))
@@ -190,7 +189,7 @@ def place(caches: Caches, request: Request) -> Placement:
     for t in range(len(slot_T)):
         victim_T[t] = -1
         if slot_T[t] >= 0:
-            set_mark(slots, worker_T[t], slot_T[t], TOUCHED, step)
+            set_mark(slots, worker_T[t], slot_T[t], TOUCHED, planning)
     num_workers, num_arenas = caches.used_WA.shape
     for cache in range(num_workers * num_arenas):
         if not _place_misses(caches, request, out, cache // num_arenas, cache % num_arenas):

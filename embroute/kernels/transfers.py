@@ -107,9 +107,9 @@ def returns(caches: Caches, rows: StepRows, decision: Decision, copies_UW: I32) 
 
 
 @kernel
-def _losing(caches: Caches, touches: Touches, placement: Placement, step: int) -> I64:
+def _losing(caches: Caches, touches: Touches, placement: Placement) -> I64:
     """Touches whose victim holds an update that nothing else brings home."""
-    cell_RW, slots = caches.cell_RW, caches.slot_WCF
+    cell_RW, slots, planning = caches.cell_RW, caches.slot_WCF, caches.planning[0]
     worker_T, victim_T, slot_T = touches.worker_T, placement.victim_T, placement.slot_T
     chosen = np.empty(len(victim_T), np.int64)
     count = 0
@@ -117,7 +117,7 @@ def _losing(caches: Caches, touches: Touches, placement: Placement, step: int) -
         w, row = worker_T[t], victim_T[t]
         if row < 0 or cell_RW[row, w] & DIRTY == 0:
             continue
-        if not marked(slots, w, slot_T[t], RETURNED, step):
+        if not marked(slots, w, slot_T[t], RETURNED, planning):
             chosen[count] = t
             count += 1
     return chosen[:count]
@@ -128,7 +128,7 @@ def evictions(
     caches: Caches, rows: StepRows, touches: Touches, placement: Placement, record: int, lazy: bool
 ) -> Transfers:
     """Updates of copies that lose their slot. `lazy`: they may arrive after the step's reads."""
-    chosen = _losing(caches, touches, placement, rows.step)
+    chosen = _losing(caches, touches, placement)
     slots, arena_U, step = caches.slot_WCF, rows.arena_U, rows.step
     worker_T, unique_T, slot_T = touches.worker_T, touches.unique_T, placement.slot_T
     out = empty(len(chosen))
@@ -150,12 +150,7 @@ def pulls(
     """Rows that workers need and do not have, or not up to date."""
     slots, rows_U, before_U, arena_U = caches.slot_WCF, rows.rows_U, rows.before_U, rows.arena_U
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
-    mode_T, slot_T, victim_T, step = (
-        decision.mode_T,
-        placement.slot_T,
-        placement.victim_T,
-        rows.step,
-    )
+    mode_T, slot_T, step = decision.mode_T, placement.slot_T, rows.step
     out = empty(int((need_T != HIT).sum()))
     worker, row, slot_of, arena, kind, what, phase = out
     i = 0
@@ -168,7 +163,7 @@ def pulls(
         # Whoever applies the optimizer needs its state as well.
         what[i] = VALUE if mode_T[t] == SHARED else VALUE_STATE
         # A row or a slot that the step before trains is free only after its backward pass.
-        busy = before_U[u] == step - 1 or (victim_T[t] >= 0 and slots[w, slot, USED] == step)
+        busy = step > 0 and (before_U[u] == step - 1 or slots[w, slot, USED] == step)
         phase[i] = LATE if busy else EARLY
         i += 1
     return out

@@ -59,13 +59,14 @@ class _Uses:
     next_TAT: I64  # step, arena, step of the next use
 
 
-def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses, I64]:
-    """Uses of the measured steps, and of rows used in the warm-up, their first use after it."""
+def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses, I64, float]:
+    """Uses of the measured steps, first uses of rows of the warm-up, mean samples of a step."""
     horizon = Horizon(setup.schema.num_rows, 1)
-    rows_T = []
+    rows_T, samples_T = [], []
     for batch in batches:
         horizon.push(batch)
         rows_T.append(horizon.pop().now.rows_U)
+        samples_T.append(len(batch))
     steps, arenas = max(0, len(rows_T) - warmup), len(setup.arenas)
     per_step_TA = np.zeros((steps, arenas), np.int64)
     next_TAT = np.zeros((steps, arenas, steps + 1), np.int64)
@@ -83,7 +84,8 @@ def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses
         np.add.at(next_TAT[:, :, step], (last[inside], arena[inside]), 1)
         earlier = (last < 0) & (last >= -warmup)
         before_AT[:, step] += np.bincount(arena[earlier], minlength=arenas)
-    return _Uses(per_step_TA, next_TAT), before_AT
+    samples = float(np.mean(samples_T[warmup:])) if steps else 0.0
+    return _Uses(per_step_TA, next_TAT), before_AT, samples
 
 
 def lower_bound(batches: Iterator[Batch], setup: Setup, warmup: int) -> Bound:
@@ -103,7 +105,7 @@ def lower_bound(batches: Iterator[Batch], setup: Setup, warmup: int) -> Bound:
     row dirty at the end still owes it. Cost: least bytes over the fastest link. Step time: the
     pulls through all links at once, the compute of all workers at once, whichever is longer.
     """
-    uses, before_AT = _collect(batches, setup, warmup)
+    uses, before_AT, samples = _collect(batches, setup, warmup)
     steps, arenas = uses.per_step_TA.shape
     capacity_A = setup.capacity_WA.sum(0)
     moved_A = np.zeros(arenas, np.int64)
@@ -115,10 +117,10 @@ def lower_bound(batches: Iterator[Batch], setup: Setup, warmup: int) -> Bound:
         with_start = np.concatenate([np.zeros(1, np.int64), per_step])
         kept = kept_uses(with_start, following, int(capacity_A[arena]))
         moved_A[arena] = per_step.sum() - kept
-    return _price(moved_A, setup, max(1, steps))
+    return _price(moved_A, setup, max(1, steps), samples)
 
 
-def _price(moved_A: I64, setup: Setup, steps: int) -> Bound:
+def _price(moved_A: I64, setup: Setup, steps: int, samples: float) -> Bound:
     """The cheapest way the network could carry the moved rows."""
     cluster, sizes = setup.cluster, setup.record_bytes_XA
     pull_bytes, push_bytes = (float((moved_A * sizes[kind]).sum()) for kind in (VALUE, GRADIENT))
@@ -131,7 +133,7 @@ def _price(moved_A: I64, setup: Setup, steps: int) -> Bound:
     transfer_s = 0.0 if local else max(through_workers, through_shards) / steps
     compute_s = 0.0
     if cluster.compute_s_per_sample > 0:
-        compute_s = setup.batch_size / float((1 / cluster.compute_s_W).sum())
+        compute_s = samples / float((1 / cluster.compute_s_W).sum())
     return Bound(
         moved_A, moved_A, pull_bytes, push_bytes, 0.0 if local else cost, max(transfer_s, compute_s)
     )

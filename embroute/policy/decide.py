@@ -58,20 +58,19 @@ def _place(policy: Policy, scene: Scene, decision: Decision) -> Placement:
     """Slots for all touches; a cache that cannot hold one step's rows is the user's to enlarge."""
     caches, rows = scene.state.caches, scene.rows
     order = policy.evict.order(rows.step)
-    request = Request(
-        scene.touches, decision.need_T, scene.copies_UW, rows.arena_U, order, rows.step
-    )
+    request = Request(scene.touches, decision.need_T, scene.copies_UW, rows.arena_U, order)
     placement = place(caches, request)
     worker, arena = placement.short
     if worker < 0:
         return placement
     first, last = scene.touches.first_W[worker : worker + 2]
-    needed = int((rows.arena_U[scene.touches.unique_T[first:last]] == arena).sum())
-    pinned = ""
+    touched = scene.touches.unique_T[first:last]
+    inside = rows.arena_U[touched] == arena
+    needed, pinned = int(inside.sum()), ""
     if len(scene.state.hot_R):
-        hot = int(scene.state.hot_R.sum())
-        needed = int((~scene.state.hot_R[rows.rows_U[scene.touches.unique_T[first:last]]]).sum())
-        needed, pinned = needed + hot, f" ({hot} of them replicated)"
+        hot = int((scene.state.setup.arena_of(scene.state.hot_rows) == arena).sum())
+        cold = inside & ~scene.state.hot_R[rows.rows_U[touched]]
+        needed, pinned = int(cold.sum()) + hot, f" ({hot} of them replicated)"
     setup = scene.state.setup
     raise ValueError(
         f"--cache {setup.cache}: worker {worker} needs {needed} rows of width "
@@ -129,9 +128,10 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     scene, worker_S = _look(policy, window, state)
     decision = policy.sync.decide(scene)
     caches: Caches = state.caches
+    caches.planning[0] += 1
     rows, touched = scene.rows, scene.touches
     home = returns(caches, rows, decision, scene.copies_UW)
-    mark(caches.slot_WCF, home.worker, home.slot, RETURNED, rows.step)
+    mark(caches.slot_WCF, home.worker, home.slot, RETURNED, int(caches.planning[0]))
     placement = _place(policy, scene, decision)
     lazy = not policy.exact
     plan = Plan(

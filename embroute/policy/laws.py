@@ -21,13 +21,16 @@ def check(plan: Plan, state: State, policy: Policy) -> None:
     """Raise PlanError if the plan breaks a law."""
     _every_sample_once(plan, state, policy)
     caches, rows, touches = state.caches, plan.rows, plan.touches
+    caches.planning[0] += 1  # marks of its own: what the plan says counts, not how it was made
+    planning = int(caches.planning[0])
+    mark(caches.slot_WCF, plan.returns.worker, plan.returns.slot, RETURNED, planning)
     if not policy.exact:
         shard_U = shard_clocks(caches, rows)
         need_T, slot_T = plan.decision.need_T, plan.placement.slot_T
         bound = policy.sync.bound
         bad = reads_bounded(caches.clock_WC2, touches, need_T, slot_T, shard_U, bound)
         _demand(policy, plan, "4 (bounded staleness)", bad)
-    mark(caches.slot_WCF, plan.evictions.worker, plan.evictions.slot, RETURNED, rows.step)
+    mark(caches.slot_WCF, plan.evictions.worker, plan.evictions.slot, RETURNED, planning)
     bad, law = touches_lawful(caches, rows, touches, plan.decision, plan.placement, policy.exact)
     _demand(policy, plan, LAWS[law], bad)
     replicas = policy.sync.replicates and bool((plan.decision.mode_T == REPLICA).any())

@@ -135,12 +135,15 @@ def dims(text: str, schema: Schema) -> int | tuple[int, ...]:
     if not named:
         return int(default)
     widths: Mapping[str, int] = {table.name: int(default) for table in schema.tables}
-    changed = dict(widths)
+    changed, seen = dict(widths), set[str]()
     for part in named:
         name, _, width = part.partition("=")
         if name not in widths or not width.isdigit():
             raise ValueError(
                 f"--dim {part!r}: expected table=width with a table of {', '.join(widths)}"
             )
+        if name in seen:
+            raise ValueError(f"--dim: table {name!r} is given twice")
+        seen.add(name)
         changed[name] = int(width)
     return tuple(changed.values())

@@ -59,6 +59,7 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
         capacity_WA,
         np.zeros_like(capacity_WA),
         empty_order(capacity_WA, needs.num_buckets),
+        np.zeros(1, np.int64),
         np.zeros((workers, slots if needs.clocks else 0, 2), np.int32),
         np.zeros(num_rows if needs.clocks else 0, np.int32),
     )

@@ -63,13 +63,15 @@ def _costs(rows: Rows, unique_of_lookup: I32, sample_offsets: I64) -> F64:
     only_U, arena_U, seconds_AW = rows.only_U, rows.arena_U, rows.seconds_AW
     cost_SW = np.zeros((len(sample_offsets) - 1, num_workers))
     pulls_A = np.zeros(num_arenas)
+    counted_U = np.full(len(only_U), -1, np.int32)  # a row that a bag holds twice counts once
     for s in range(len(cost_SW)):
         pulls_A[:] = 0
         forced = 0.0
         for i in range(sample_offsets[s], sample_offsets[s + 1]):
             u = unique_of_lookup[i]
-            if u < 0:
+            if u < 0 or counted_U[u] == s:
                 continue
+            counted_U[u] = s
             pulls_A[arena_U[u]] += 1
             if only_U[u] >= 0:
                 forced += _add_known(rows, u, only_U[u], cost_SW[s])
@@ -80,12 +82,25 @@ def _costs(rows: Rows, unique_of_lookup: I32, sample_offsets: I64) -> F64:
     return cost_SW
 
 
-def cost_matrix(view: View) -> F64:
-    """c(i, j) of SYSTEMS: seconds of transfers that sample i causes if trained by worker j."""
+def _units(seconds_AW: F64) -> tuple[F64, float]:
+    """Transfer times as whole numbers of a unit, so that equal sums are equal to the last bit."""
+    unit = float(seconds_AW[seconds_AW > 0].min(initial=1.0)) / 2**20
+    return np.round(seconds_AW / unit), unit
+
+
+def unit_costs(view: View) -> tuple[F64, float]:
+    """c(i, j) of SYSTEMS in whole units, and the unit in seconds."""
     now, copies_UW = view.window.now, view.copies_UW
     only_U = sole_holders(copies_UW, bits_anywhere(copies_UW), FRESH | DIRTY)
-    rows = Rows(copies_UW, only_U, view.rows.arena_U, view.state.setup.row_seconds_AW)
-    return _costs(rows, now.unique_of_lookup, now.batch.sample_offsets)
+    units_AW, unit = _units(view.state.setup.row_seconds_AW)
+    rows = Rows(copies_UW, only_U, view.rows.arena_U, units_AW)
+    return _costs(rows, now.unique_of_lookup, now.batch.sample_offsets), unit
+
+
+def cost_matrix(view: View) -> F64:
+    """Seconds of transfers that sample i causes if trained by worker j."""
+    costs, unit = unit_costs(view)
+    return costs * unit
 
 
 @kernel
@@ -116,15 +131,14 @@ def hybrid(cost_SW: F64, quotas_W: I64, alpha: float) -> I32:
     return worker_S
 
 
-def prefer_blocks(cost_SW: F64, quotas_W: I64, unit: float) -> F64:
-    """The same costs, a hair lower at the worker that dealing in blocks would choose.
+def prefer_blocks(cost_SW: F64, quotas_W: I64) -> F64:
+    """Whole-numbered costs, a hair lower at the worker that dealing in blocks would choose.
 
-    The hairs of all samples together are far below `unit`, the cost of the cheapest transfer, so
-    that they decide between optima only.
+    The hairs of all samples together are below one, so that they decide between optima only.
     """
     block_S = np.repeat(np.arange(len(quotas_W)), quotas_W)
     preferred = cost_SW.copy()
-    preferred[np.arange(len(block_S)), block_S] -= 1e-3 * unit / max(1, len(block_S))
+    preferred[np.arange(len(block_S)), block_S] -= 0.5 ** (len(block_S).bit_length() + 1)
     return preferred
 
 
@@ -138,11 +152,9 @@ def esd(alpha: float = 1.0, ties: str = "block") -> Dispatch:
     """
 
     def choose(view: View) -> I32:
-        cost_SW = cost_matrix(view)
+        cost_SW, _ = unit_costs(view)
         if ties == "block":
-            seconds_AW = view.state.setup.row_seconds_AW
-            unit = float(seconds_AW[seconds_AW > 0].min(initial=1.0))
-            cost_SW = prefer_blocks(cost_SW, view.quotas_W, unit)
+            cost_SW = prefer_blocks(cost_SW, view.quotas_W)
         return hybrid(cost_SW, view.quotas_W, alpha)
 
     return Dispatch("esd", choose)

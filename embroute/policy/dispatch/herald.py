@@ -44,11 +44,13 @@ def _score(copies_UW: I32, bits_U: I32, unique_of_lookup: I32, sample_offsets: I
     num_workers = copies_UW.shape[1]
     score_SW = np.zeros((len(sample_offsets) - 1, num_workers), np.int32)
     only_U = sole_holders(copies_UW, bits_U, FRESH)
+    counted_U = np.full(len(only_U), -1, np.int32)  # a row that a bag holds twice counts once
     for s in range(len(score_SW)):
         for i in range(sample_offsets[s], sample_offsets[s + 1]):
             u = unique_of_lookup[i]
-            if u < 0 or only_U[u] == NO_HOLDER:
+            if u < 0 or only_U[u] == NO_HOLDER or counted_U[u] == s:
                 continue
+            counted_U[u] = s
             if only_U[u] >= 0:
                 score_SW[s, only_U[u]] += 1
             else:

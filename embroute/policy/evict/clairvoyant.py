@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Caches, Placement
-from embroute.kernels.codes import FIRST_BUCKET, FREE, NEVER, ROW, SLOT_MASK
+from embroute.kernels.codes import FIRST_BUCKET, FREE, ROW, SLOT_MASK
 from embroute.kernels.jit import kernel
 from embroute.kernels.order import Moves
 from embroute.kernels.transfers import Decision
@@ -39,13 +39,16 @@ def _holders(caches: Caches, rows: I64, bucket: I32) -> tuple[I32, I32, I32]:
 def clairvoyant(lookahead: int = 20) -> Evict:
     """Rows without a use in the window leave first, oldest first; then those used last."""
     never = FIRST_BUCKET
-    cycle = lookahead + 1  # uses at step+1 .. step+lookahead never share a bucket
+    # The victims of a step are chosen by what was known after the step before.
+    sight = lookahead + 1
+    cycle = sight + 1  # uses at step .. step+sight never share a bucket
 
-    def bucket_of(later_U: I32) -> I32:
-        return np.where(later_U == NEVER, never, never + 1 + later_U % cycle).astype(np.int32)
+    def bucket_of(later_U: I32, step: int) -> I32:
+        unseen = later_U > step + sight
+        return np.where(unseen, never, never + 1 + later_U % cycle).astype(np.int32)
 
     def order(step: int) -> I32:
-        farthest_first = range(step + lookahead, step, -1)
+        farthest_first = range(step + sight, step, -1)
         # A use in this very step by another worker: the copy is about to be stale.
         soon = [never + 1 + later % cycle for later in farthest_first]
         return np.array([FREE, never, never + 1 + step % cycle, *soon], np.int32)
@@ -53,8 +56,8 @@ def clairvoyant(lookahead: int = 20) -> Evict:
     def moves(scene: Scene, decision: Decision, placement: Placement) -> Moves:
         """Copies of this step's rows go to their next use; so do those of the batch that enters."""
         caches, rows = scene.state.caches, scene.rows
-        ahead = scene.window.ahead
-        worker, slot, bucket = _holders(caches, rows.rows_U, bucket_of(rows.later_U))
+        ahead, bucket_U = scene.window.ahead, bucket_of(rows.later_U, rows.step)
+        worker, slot, bucket = _holders(caches, rows.rows_U, bucket_U)
         parts = [
             Moves(
                 worker,
@@ -63,19 +66,20 @@ def clairvoyant(lookahead: int = 20) -> Evict:
                 bucket,
             )
         ]
-        if len(ahead) == lookahead:
-            parts.append(_entering(scene, ahead[-1].rows_U, ahead[-1].before_U))
-        parts.append(touched(scene, placement, bucket_of(rows.later_U)[scene.touches.unique_T]))
+        if len(ahead) >= sight:
+            entering = ahead[sight - 1]
+            parts.append(_entering(scene, entering.rows_U, entering.before_U))
+        parts.append(touched(scene, placement, bucket_U[scene.touches.unique_T]))
         return Moves(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def _entering(scene: Scene, rows_U: I64, before_U: I32) -> Moves:
         """Copies whose next use just came into sight."""
         step = scene.rows.step
         unseen = rows_U[before_U < step]
-        bucket = np.full(len(unseen), never + 1 + (step + lookahead) % cycle, np.int32)
+        bucket = np.full(len(unseen), never + 1 + (step + sight) % cycle, np.int32)
         caches = scene.state.caches
         worker, slot, goes = _holders(caches, unseen, bucket)
         arena = scene.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64))
         return Moves(worker, slot, arena, goes)
 
-    return Evict("clairvoyant", never + 1 + cycle, order, moves, lookahead=lookahead)
+    return Evict("clairvoyant", never + 1 + cycle, order, moves, lookahead=sight)

@@ -62,7 +62,9 @@ def by_count(hot: Size | None) -> Callable[[I64, Setup], I64]:
 
     def choose(counts_R: I64, setup: Setup) -> I64:
         first = setup.schema.first_rows
-        whole = [np.arange(first[t], first[t + 1]) for t in _small_first(setup)]
+        small = [np.arange(first[t], first[t + 1]) for t in _small_first(setup)]
+        # A small table that does not fit whole keeps its most accessed rows.
+        whole = [rows[np.argsort(-counts_R[rows], kind="stable")] for rows in small]
         accessed = np.flatnonzero(counts_R)
         pooled = accessed[np.argsort(-counts_R[accessed], kind="stable")]
         ordered = np.concatenate([*whole, pooled]).astype(np.int64)
@@ -89,8 +91,13 @@ def by_theory(hot: Size | None) -> Callable[[I64, Setup], I64]:
 
 
 def _draws(counts_R: I64, setup: Setup) -> Draws:
-    first = setup.schema.first_rows
+    """The access counts by table; look-ups of bags are counted in samples of the one-hot fields."""
+    first, fields = setup.schema.first_rows, setup.schema.fields
     tables = range(len(setup.schema.tables))
     counts = tuple(counts_R[first[t] : first[t + 1]] for t in tables)
-    fields = np.bincount([field.table for field in setup.schema.fields], minlength=len(counts))
-    return Draws(counts, fields.astype(np.float64), setup.batch_size / setup.num_workers)
+    lookups = np.array([table.sum() for table in counts], np.float64)
+    per_sample = np.bincount([field.table for field in fields], minlength=len(counts))
+    plain = [t for t in tables if not any(f.bag for f in fields if f.table == t)]
+    samples = max((lookups[t] / max(1, per_sample[t]) for t in plain), default=0.0)
+    mean = lookups / samples if samples else per_sample.astype(np.float64)
+    return Draws(counts, mean, setup.batch_size / setup.num_workers)

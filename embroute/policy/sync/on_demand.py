@@ -15,7 +15,6 @@ from embroute.kernels.codes import (
     FRESH,
     GRADIENT,
     MISS,
-    NEVER,
     NOTHING,
     SHARED,
     VALUE_STATE,
@@ -73,7 +72,8 @@ def until_last_use(lookahead: int) -> Sync:
 
     def decide(scene: Scene) -> Decision:
         decision = decide_on_demand(scene)
-        last_T = scene.rows.later_U[scene.touches.unique_T] == NEVER
+        # Another part of the policy may look further ahead.
+        last_T = scene.rows.later_U[scene.touches.unique_T] > scene.rows.step + lookahead
         alone_T = decision.mode_T == EXCLUSIVE
         # A copy pulled for this step alone needs no optimizer state: the shard applies it.
         single_T = last_T & alone_T & (decision.need_T == MISS)
