@@ -162,9 +162,12 @@ def pulls(
         kind[i] = MISS_PULL if need_T[t] == MISS else STALE_PULL
         # Whoever applies the optimizer needs its state as well.
         what[i] = VALUE if mode_T[t] == SHARED else VALUE_STATE
-        # A row or a slot that the step before trains is free only after its backward pass.
-        busy = step > 0 and (before_U[u] == step - 1 or slots[w, slot, USED] == step)
-        phase[i] = LATE if busy else EARLY
+        # A row that the step before trains, or a slot that it uses, is free only after its
+        # backward pass. A held row's slot is used only with the row.
+        busy = before_U[u] == step - 1
+        if not busy and need_T[t] == MISS:
+            busy = slots[w, slot, USED] == step
+        phase[i] = LATE if busy and step > 0 else EARLY
         i += 1
     return out
 
