@@ -28,5 +28,6 @@ check: $(READY)  ## style, types, shape
 bench: $(READY)  ## speed and size, recorded under benchmarks/results
 	$(BIN)/python -m benchmarks.decisions
 
-clean:
+clean:  ## remove the environment and everything compiled or cached
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

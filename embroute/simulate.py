@@ -12,7 +12,9 @@ import numpy.typing as npt
 from embroute.cost import StepTime, Traffic, step_time, transfer_cost_W, transmission_cost
 from embroute.data.batch import Batch, Source
 from embroute.data.stream import batches
+from embroute.kernels.caches import place
 from embroute.kernels.codes import UPDATE_PUSH
+from embroute.kernels.jit import is_compiled
 from embroute.kernels.transfers import empty_counts, tally
 from embroute.policy.bounds import Bound, lower_bound
 from embroute.policy.catalog import make_policy
@@ -81,6 +83,11 @@ class Outcome:
     step_time_s: float
     hit_rate: float
     decision_ms: float
+
+
+def compiled() -> bool:
+    """Whether an earlier run compiled the brain's kernels; the first one takes longer."""
+    return is_compiled(place)
 
 
 def calibrate(job: Job) -> I64:

@@ -11,7 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from embroute.commands.data import reported, tell_bad_rows
 from embroute.commands.data_options import data_options
-from embroute.commands.job_options import JobOptions, job_of, job_options, output_file, policy_of
+from embroute.commands.job_options import (
+    JobOptions,
+    job_of,
+    job_options,
+    output_file,
+    policy_of,
+    tell_compiling,
+)
 from embroute.commands.results import Line, bound_line, line, subsets, table, to_json
 from embroute.config import split_outside
 from embroute.data.open import DataOptions, open_source
@@ -118,6 +125,7 @@ def compare(
         source = open_source(data, data_options, progress)
     job = job_of(options, source)
     _check(names, job)
+    tell_compiling()
     lines = run(names, job, Console(stderr=True))
     console = Console()
     console.print(table(lines, job, data))

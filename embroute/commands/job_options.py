@@ -17,7 +17,7 @@ from embroute.data.batch import Source
 from embroute.policy.catalog import make_policy
 from embroute.policy.parts import Policy
 from embroute.policy.setup import Setup, dims
-from embroute.simulate import Job
+from embroute.simulate import Job, compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -145,6 +145,12 @@ def policy_of(option: str, text: str) -> Policy:
     except ValueError as error:
         fault = str(error).removeprefix(f"--policy {text!r}: ")
         raise ValueError(f"{option} {text!r}: {fault}") from None
+
+
+def tell_compiling() -> None:
+    """Say why the first run on a machine takes longer."""
+    if not compiled():
+        click.echo("compiling for this machine, once: about a minute", err=True)
 
 
 def output_file(option: str, path: Path) -> Path:

@@ -11,7 +11,14 @@ from rich.progress import track
 
 from embroute.commands.data import reported, tell_bad_rows
 from embroute.commands.data_options import data_options
-from embroute.commands.job_options import JobOptions, job_of, job_options, output_file, policy_of
+from embroute.commands.job_options import (
+    JobOptions,
+    job_of,
+    job_options,
+    output_file,
+    policy_of,
+    tell_compiling,
+)
 from embroute.cost import KIND_NAMES
 from embroute.data.open import DataOptions, open_source
 from embroute.simulate import StepReport, choose_workers, simulate, with_workers
@@ -84,6 +91,7 @@ def simulate_command(
         source = open_source(data, data_options, progress)
     job = job_of(options, source)
     job = with_workers(job, choose_workers(chosen, job))
+    tell_compiling()
     steps = 0
     reports = track(
         simulate(chosen, job),

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
 import numba
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def _drop_old_caches() -> None:
+    """Remove kernels that another version of the package compiled in the same place.
+
+    They would be refused, but only after loading types that this version may no longer have.
+    """
+    try:
+        now = f"{version('embroute')} numba {numba.__version__}"
+        stamp = _PACKAGE / "kernels" / "__pycache__" / "compiled-by"
+        if stamp.exists() and stamp.read_text() == now:
+            return
+        for index in _PACKAGE.glob("**/__pycache__/*.nbi"):
+            index.unlink(missing_ok=True)
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.write_text(now)
+    except (OSError, PackageNotFoundError):
+        return  # a folder that cannot be written to holds no caches of ours either
+
+
+_drop_old_caches()
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -22,3 +47,11 @@ def inlined(function: Callable[P, R]) -> Callable[P, R]:
     A call that is not inlined counts references to every array it is given, each time.
     """
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, inline="always")(function))
+
+
+def is_compiled(function: Callable[..., object]) -> bool:
+    """Whether an earlier process left the compiled kernel on disk."""
+    stats = getattr(function, "stats", None)
+    if stats is None or not stats.cache_path:
+        return False
+    return any(Path(stats.cache_path).glob(f"*.{function.__name__}-*.nbi"))
