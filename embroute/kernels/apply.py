@@ -63,19 +63,6 @@ def occupy(
         used_WA[w, a] = max(used_WA[w, a], slot - first_WA[w, a] + 1)
 
 
-@kernel
-def _settle_replica(cell_RW: I32, slot_WCF: I32, row: int, step: int) -> None:
-    """Every replica is up to date and the shard is not; one of them will bring the row home."""
-    num_workers = cell_RW.shape[1]
-    for k in range(num_workers):
-        slot = (cell_RW[row, k] & SLOT_MASK) - 1
-        if slot < 0:
-            continue
-        keeper = DIRTY if k == row % num_workers else 0
-        cell_RW[row, k] = (slot + 1) | FRESH | keeper
-        slot_WCF[k, slot, USED] = step + 1
-
-
 @inlined
 def _after(mode: int, pushed: int) -> int:
     """Bits of a touched copy after the step."""
@@ -90,6 +77,25 @@ def _after(mode: int, pushed: int) -> int:
 
 
 @kernel
+def _settle_replicas(
+    caches: Caches, rows: StepRows, touches: Touches, mode_T: npt.NDArray[np.uint8]
+) -> None:
+    """Every replica is up to date and the shard is not; one of them will bring the row home."""
+    cell_RW, slots, rows_U = caches.cell_RW, caches.slot_WCF, rows.rows_U
+    num_workers = cell_RW.shape[1]
+    for t in range(len(mode_T)):
+        row = rows_U[touches.unique_T[t]]
+        if mode_T[t] != REPLICA:
+            continue
+        for k in range(num_workers):
+            slot = (cell_RW[row, k] & SLOT_MASK) - 1
+            if slot >= 0:
+                keeper = DIRTY if k == row % num_workers else 0
+                cell_RW[row, k] = (slot + 1) | FRESH | keeper
+                slots[k, slot, USED] = rows.step + 1
+
+
+@kernel
 def settle(
     caches: Caches,
     rows: StepRows,
@@ -99,22 +105,22 @@ def settle(
     bits_U: I32,
 ) -> None:
     """Set the cells of all copies of the step's rows; `bits_U`: FRESH or DIRTY anywhere before."""
-    cell_RW, rows_U, step = caches.cell_RW, rows.rows_U, rows.step
+    cell_RW, rows_U, unique_T = caches.cell_RW, rows.rows_U, touches.unique_T
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     mode_T, push_T, slot_T = decision.mode_T, decision.push_T, placement.slot_T
     for u in range(len(rows_U)):
-        first, last, row = first_U[u], first_U[u + 1], rows_U[u]
-        if first == last:
+        if not bits_U[u] or first_U[u] == first_U[u + 1]:
             continue
-        mode = mode_T[of_row_T[first]]
-        if mode <= SHARED and bits_U[u]:
+        if mode_T[of_row_T[first_U[u]]] <= SHARED:
             for k in range(cell_RW.shape[1]):
-                cell_RW[row, k] &= SLOT_MASK
-        for i in range(first, last):
-            t = of_row_T[i]
-            cell_RW[row, worker_T[t]] = (slot_T[t] + 1) | _after(mode, push_T[t])
-        if mode == REPLICA:
-            _settle_replica(cell_RW, caches.slot_WCF, row, step)
+                cell_RW[rows_U[u], k] &= SLOT_MASK
+    replicas = False
+    for t in range(len(slot_T)):
+        bits = _after(mode_T[t], push_T[t])
+        cell_RW[rows_U[unique_T[t]], worker_T[t]] = (slot_T[t] + 1) | bits
+        replicas |= mode_T[t] == REPLICA
+    if replicas:
+        _settle_replicas(caches, rows, touches, mode_T)
 
 
 @kernel
