@@ -17,7 +17,7 @@ from embroute.kernels.caches import (
     mark,
     place,
 )
-from embroute.kernels.codes import FREE, PINNED
+from embroute.kernels.codes import FREE, PINNED, REPLICA, SLOT_MASK
 from embroute.kernels.order import Moves, move
 from embroute.kernels.touches import Lookups, touches
 from embroute.kernels.transfers import (
@@ -31,7 +31,7 @@ from embroute.kernels.transfers import (
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
 from embroute.policy.parts import Extra, Policy, Scene, View
-from embroute.policy.plan import Plan, PlanError
+from embroute.policy.plan import Plan, PlanError, replicated
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
 
@@ -91,6 +91,18 @@ def _moves(policy: Policy, scene: Scene, decision: Decision, placement: Placemen
     return moves
 
 
+def _replica_slots(scene: Scene, decision: Decision, placement: Placement) -> I32:
+    """Where every worker keeps the rows whose gradients the step all-reduces."""
+    if not len(scene.state.hot_R):
+        return np.empty((0, scene.copies_UW.shape[1]), np.int32)
+    chosen = replicated(scene.touches, decision)
+    slots_UW = (scene.copies_UW[chosen] & SLOT_MASK) - 1
+    mine = np.flatnonzero(decision.mode_T == REPLICA)
+    place = np.searchsorted(chosen, scene.touches.unique_T[mine])
+    slots_UW[place, scene.touches.worker_T[mine]] = placement.slot_T[mine]
+    return slots_UW
+
+
 def _append(
     moves: Moves, scene: Scene, placement: Placement, chosen: npt.NDArray[np.intp], bucket: int
 ) -> Moves:
@@ -148,6 +160,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         pulls=pulls(caches, rows, touched, decision, placement),
         updates=updates(rows, touched, decision, placement),
         moves=_moves(policy, scene, decision, placement),
+        replica_UW=_replica_slots(scene, decision, placement),
     )
     check(plan, state, policy)
     return plan

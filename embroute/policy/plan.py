@@ -42,6 +42,7 @@ class Plan:
     pulls: Transfers
     updates: Transfers
     moves: Moves
+    replica_UW: npt.NDArray[np.int32]  # slots at all workers of the rows in replicated_U
 
     @property
     def slot_of_lookup(self) -> npt.NDArray[np.int32]:
@@ -59,8 +60,7 @@ class Plan:
     @property
     def replicated_U(self) -> npt.NDArray[np.int64]:
         """Distinct rows whose gradients are all-reduced, as indices into the step's rows."""
-        chosen = self.touches.unique_T[self.decision.mode_T == REPLICA]
-        return np.unique(chosen).astype(np.int64)
+        return replicated(self.touches, self.decision)
 
     @property
     def hits(self) -> tuple[int, int]:
@@ -72,6 +72,11 @@ class Plan:
     def misses(self) -> int:
         """Touches of rows that were not in the worker's cache."""
         return int((self.decision.need_T == MISS).sum())
+
+
+def replicated(touches: Touches, decision: Decision) -> npt.NDArray[np.int64]:
+    """Distinct rows, as indices, whose gradients are all-reduced."""
+    return np.unique(touches.unique_T[decision.mode_T == REPLICA]).astype(np.int64)
 
 
 def _sample_bytes(plan: Plan, setup: Setup) -> npt.NDArray[np.int64]:

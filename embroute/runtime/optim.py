@@ -1,0 +1,104 @@
+"""Row optimizers: what updates an embedding row, with its state beside it in one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embroute.cost import OPTIMIZERS
+from embroute.kernels.rows import Floats, Hyper, adagrad, adam, rowwise_adagrad, sgd
+
+I64 = npt.NDArray[np.int64]
+Update = Callable[[Floats, I64, Floats, Hyper], None]
+
+_UPDATES: Mapping[str, Update] = {
+    "sgd": sgd,
+    "adagrad": adagrad,
+    "rowwise-adagrad": rowwise_adagrad,
+    "adam": adam,
+}
+
+
+@dataclass(frozen=True)
+class RowOptimizer:
+    """One of the four optimizers with its settings. `decay` is a weight decay of touched rows."""
+
+    name: str
+    lr: float
+    eps: float = 1e-10
+    betas: tuple[float, float] = (0.9, 0.999)
+    decay: float = 0.0
+    initial_state: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in _UPDATES:
+            raise ValueError(f"optimizer must be one of {', '.join(_UPDATES)}, got {self.name!r}")
+
+    def state_width(self, width: int) -> int:
+        """Floats of state beside a row of this width."""
+        return OPTIMIZERS[self.name](width)
+
+    def with_lr(self, lr: float) -> RowOptimizer:
+        """The same optimizer at another point of its schedule."""
+        return replace(self, lr=lr)
+
+    def update(self, records_NX: Floats, index_I: I64, grad_IX: Floats, step: int) -> None:
+        """Apply one update to each of the named rows; `step` counts from 1."""
+        hyper = Hyper(self.lr, self.eps, self.betas[0], self.betas[1], self.decay, step)
+        _UPDATES[self.name](records_NX, index_I, grad_IX, hyper)
+
+
+class RowWiseAdagrad(torch.optim.Optimizer):
+    """Adagrad with one accumulator a row: the sum of mean squared gradients.
+
+    torch has none. Rows whose gradient is zero everywhere do not change.
+    """
+
+    def __init__(
+        self, params: torch.optim.optimizer.ParamsT, lr: float = 1e-2, eps: float = 1e-10
+    ) -> None:
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for param in (p for p in group["params"] if p.grad is not None):
+                grad = param.grad.to_dense() if param.grad.is_sparse else param.grad
+                state = self.state[param]
+                if not state:
+                    state["sum"] = torch.zeros(len(param), 1, dtype=param.dtype)
+                state["sum"] += grad.pow(2).mean(1, keepdim=True)
+                param -= group["lr"] * grad / (state["sum"].sqrt() + group["eps"])
+
+
+def row_optimizer(optimizer: torch.optim.Optimizer) -> RowOptimizer:
+    """The row optimizer that does to a row what the user's torch optimizer would do."""
+    group = optimizer.param_groups[0]
+    lr = float(group["lr"])
+    for option in ("weight_decay", "momentum", "lr_decay"):
+        if group.get(option):
+            raise ValueError(
+                f"{type(optimizer).__name__}({option}={group[option]}): embedding rows are updated "
+                f"only when touched, so {option} must be 0; for weight decay use decay=touched"
+            )
+    for option in ("nesterov", "amsgrad", "maximize"):
+        if group.get(option):
+            raise ValueError(f"{type(optimizer).__name__}({option}=True) has no row form")
+    if isinstance(optimizer, torch.optim.SGD):
+        return RowOptimizer("sgd", lr)
+    if isinstance(optimizer, torch.optim.Adagrad):
+        start = float(group["initial_accumulator_value"])
+        return RowOptimizer("adagrad", lr, group["eps"], initial_state=start)
+    if isinstance(optimizer, RowWiseAdagrad):
+        return RowOptimizer("rowwise-adagrad", lr, group["eps"])
+    if isinstance(optimizer, torch.optim.SparseAdam | torch.optim.Adam):
+        return RowOptimizer("adam", lr, group["eps"], tuple(group["betas"]))
+    raise ValueError(
+        f"optimizer {type(optimizer).__name__} has no row form; use SGD, Adagrad, RowWiseAdagrad, "
+        f"SparseAdam or Adam"
+    )
