@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.kernels import codes
-from embroute.kernels.caches import bits_anywhere, copies, hits
+from embroute.kernels.caches import copies, hits, sole_holders
 from embroute.kernels.distinct import distinct
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
@@ -101,11 +101,13 @@ def test_copies(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_bits_anywhere(seed: int) -> None:
+def test_sole_holders(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cell_UW = draw_cells(rng, 20, int(rng.integers(1, 6)))
-    expected = np.bitwise_or.reduce(cell_UW, axis=1) & (codes.FRESH | codes.DIRTY)
-    assert bits_anywhere(cell_UW).tolist() == expected.tolist()
+    has_UW = (cell_UW & (codes.FRESH | codes.DIRTY)) != 0
+    named = {0: lambda row: codes.NO_HOLDER, 1: lambda row: int(row.argmax())}
+    expected = [named.get(row.sum(), lambda row: codes.SEVERAL)(row) for row in has_UW]
+    assert sole_holders(cell_UW).tolist() == expected
 
 
 @given(seeds, st.sampled_from([codes.FRESH, codes.DIRTY]))
@@ -139,7 +141,7 @@ def test_coming_home(seed: int) -> None:
         for u, w in np.argwhere(copies_UW & codes.DIRTY).tolist()
         if any(row == u and toucher != w for toucher, row in pairs)
     ]
-    worker, unique = coming_home(made, copies_UW, bits_anywhere(copies_UW))
+    worker, unique = coming_home(made, copies_UW, sole_holders(copies_UW))
     assert list(zip(worker.tolist(), unique.tolist(), strict=True)) == expected
 
 

@@ -63,7 +63,7 @@ class Horizon:
     def push(self, batch: Batch) -> None:
         """Let a batch enter the window at its far end."""
         lookups = len(batch.rows)
-        table = np.zeros(1 << max(4, (2 * lookups - 1).bit_length()), np.int32)
+        table = np.zeros(1 << max(4, (5 * lookups // 4).bit_length()), np.int32)
         rows_U = np.empty(lookups, np.int64)
         unique_of_lookup = np.empty(lookups, np.int32)
         count = distinct(batch.rows, table, rows_U, unique_of_lookup)

@@ -18,6 +18,7 @@ from embroute.kernels.codes import (
     HIT,
     LOCAL,
     MISS,
+    NO_HOLDER,
     NOTHING,
     REPLICA,
     ROW,
@@ -102,18 +103,21 @@ def settle(
     touches: Touches,
     decision: Decision,
     placement: Placement,
-    bits_U: I32,
+    only_U: I32,
 ) -> None:
-    """Set the cells of all copies of the step's rows; `bits_U`: FRESH or DIRTY anywhere before."""
+    """Set the cells of all copies of the step's rows; `only_U`: who had them FRESH or DIRTY."""
     cell_RW, rows_U, unique_T = caches.cell_RW, rows.rows_U, touches.unique_T
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     mode_T, push_T, slot_T = decision.mode_T, decision.push_T, placement.slot_T
     for u in range(len(rows_U)):
-        if not bits_U[u] or first_U[u] == first_U[u + 1]:
+        if only_U[u] == NO_HOLDER or first_U[u] == first_U[u + 1]:
             continue
-        if mode_T[of_row_T[first_U[u]]] <= SHARED:
-            for k in range(cell_RW.shape[1]):
-                cell_RW[rows_U[u], k] &= SLOT_MASK
+        if mode_T[of_row_T[first_U[u]]] > SHARED:
+            continue
+        start = max(only_U[u], 0)
+        stop = start + 1 if only_U[u] >= 0 else cell_RW.shape[1]
+        for k in range(start, stop):
+            cell_RW[rows_U[u], k] &= SLOT_MASK
     replicas = False
     for t in range(len(slot_T)):
         bits = _after(mode_T[t], push_T[t])

@@ -18,7 +18,9 @@ from embroute.kernels.codes import (
     HIT,
     MARK,
     MISS,
+    NO_HOLDER,
     ROW,
+    SEVERAL,
     SLOT_MASK,
     STALE,
     TICKET,
@@ -61,14 +63,21 @@ def copies(cell_RW: I32, rows_U: I64) -> I32:
 
 
 @kernel
-def bits_anywhere(copies_UW: I32) -> I32:
-    """FRESH and DIRTY as far as any copy of the row carries them: most rows need no closer look."""
-    out_U = np.zeros(len(copies_UW), np.int32)
+def sole_holders(copies_UW: I32) -> I32:
+    """The only worker whose copy is FRESH or DIRTY, or NO_HOLDER, or SEVERAL.
+
+    For most rows it is nobody or one worker, and then nothing after this looks at all W cells.
+    """
+    out_U = np.full(len(copies_UW), NO_HOLDER, np.int32)
     for u in range(len(copies_UW)):
         seen = np.int32(0)
         for w in range(copies_UW.shape[1]):
             seen |= copies_UW[u, w]
-        out_U[u] = seen & (FRESH | DIRTY)
+        if seen & (FRESH | DIRTY) == 0:
+            continue
+        for w in range(copies_UW.shape[1]):
+            if copies_UW[u, w] & (FRESH | DIRTY):
+                out_U[u] = w if out_U[u] == NO_HOLDER else SEVERAL
     return out_U
 
 

@@ -5,6 +5,9 @@ SLOT_MASK = (1 << 28) - 1
 FRESH = 1 << 28  # has every update of every earlier step
 DIRTY = 1 << 29  # holds an update the shard does not have
 
+# Who has a row FRESH or DIRTY: nobody, more than one worker, or else that worker's number.
+NO_HOLDER, SEVERAL = -1, -2
+
 # What is known of a slot, side by side: one touch costs one cache line, not four.
 ROW = 0  # the row it holds
 USED = 1  # step of its last touch, plus one

@@ -23,7 +23,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def distinct(rows: I64, table: I32, rows_U: I64, unique_of_lookup: I32) -> int:
     """Number of distinct rows, in order of first look-up; padding look-ups get -1.
 
-    `table` is zeroed scratch whose length is a power of two, at least twice the look-ups.
+    `table` is zeroed scratch whose length is a power of two, above 5/4 of the look-ups.
     """
     mask = len(table) - 1
     bits = 0

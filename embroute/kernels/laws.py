@@ -17,7 +17,9 @@ from embroute.kernels.codes import (
     HIT,
     LOCAL,
     MISS,
+    NO_HOLDER,
     NOTHING,
+    ROW,
     SLOT_MASK,
     START,
 )
@@ -60,7 +62,7 @@ def touches_lawful(
         if not inside or marked(slots, w, slot, CHECKED, planning):
             return t, SLOTS
         set_mark(slots, w, slot, CHECKED, planning)
-        if need_T[t] != MISS and (cell_RW[rows_U[u], w] & SLOT_MASK) != slot + 1:
+        if need_T[t] != MISS and slots[w, slot, ROW] != rows_U[u]:
             return t, SLOTS
         kept_apart = mode_T[t] == EXCLUSIVE or mode_T[t] == LOCAL
         if drop_T[t] and kept_apart and push_T[t] == NOTHING:
@@ -74,17 +76,18 @@ def touches_lawful(
 
 
 @kernel
-def updates_home(caches: Caches, rows: StepRows, touches: Touches, bits_U: I32) -> int:
+def updates_home(caches: Caches, rows: StepRows, touches: Touches, only_U: I32) -> int:
     """Laws 2 and 3: before a row is pulled or updated elsewhere, its newest value is home."""
     cell_RW, slots, rows_U = caches.cell_RW, caches.slot_WCF, rows.rows_U
     planning = caches.planning[0]
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     for u in range(len(rows_U)):
         first, last, row = first_U[u], first_U[u + 1], rows_U[u]
-        if first == last or not bits_U[u] & DIRTY:
+        if first == last or only_U[u] == NO_HOLDER:
             continue
         alone = worker_T[of_row_T[first]] if last - first == 1 else -1
-        for k in range(cell_RW.shape[1]):
+        start = max(only_U[u], 0)
+        for k in range(start, start + 1 if only_U[u] >= 0 else cell_RW.shape[1]):
             cell = cell_RW[row, k]
             if not cell & DIRTY or k == alone:
                 continue

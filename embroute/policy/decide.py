@@ -12,10 +12,10 @@ from embroute.kernels.caches import (
     Caches,
     Placement,
     Request,
-    bits_anywhere,
     copies,
     mark,
     place,
+    sole_holders,
 )
 from embroute.kernels.codes import FREE, PINNED, REPLICA, SLOT_MASK
 from embroute.kernels.order import Moves, move
@@ -126,13 +126,14 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
     seen_UW = copies_UW
     if policy.dispatch.looks_at_caches:
         seen_UW = policy.sync.readable(state, rows, copies_UW)
-    worker_S = policy.dispatch.choose(View(window, state, rows, seen_UW, quotas_W))
+    view = View(window, state, rows, seen_UW, quotas_W)
+    worker_S = policy.dispatch.choose(view)
     lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
     touched = touches(
         lookups, worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
     )
-    bits_U = bits_anywhere(copies_UW)
-    return Scene(window, state, rows, copies_UW, bits_U, touched), worker_S
+    only_U = view.only_U if seen_UW is copies_UW else sole_holders(copies_UW)
+    return Scene(window, state, rows, copies_UW, only_U, touched), worker_S
 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
@@ -152,7 +153,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         worker_S=worker_S,
         rows=rows,
         touches=touched,
-        bits_U=scene.bits_U,
+        only_U=scene.only_U,
         decision=decision,
         placement=placement,
         returns=home,
@@ -174,7 +175,7 @@ def advance(state: State, plan: Plan) -> None:
         tick(caches, rows, touched, plan.decision, plan.placement, pushed)
     clean(caches.cell_RW, plan.returns.worker, plan.returns.row)
     occupy(caches, rows, touched, plan.decision, plan.placement)
-    settle(caches, rows, touched, plan.decision, plan.placement, plan.bits_U)
+    settle(caches, rows, touched, plan.decision, plan.placement, plan.only_U)
     if plan.decision.drop_T.any():
         drop(caches, rows, touched, plan.decision.drop_T)
     if not move(caches.order, caches.slot_WCF, plan.moves):

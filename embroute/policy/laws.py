@@ -35,7 +35,7 @@ def check(plan: Plan, state: State, policy: Policy) -> None:
     _demand(policy, plan, LAWS[law], bad)
     replicas = policy.sync.replicates and bool((plan.decision.mode_T == REPLICA).any())
     if policy.exact and not replicas:
-        _demand(policy, plan, "3 (updates home)", updates_home(caches, rows, touches, plan.bits_U))
+        _demand(policy, plan, "3 (updates home)", updates_home(caches, rows, touches, plan.only_U))
 
 
 LAWS = ("", "5 (capacity)", "2 (no update lost)", "3 (exact reads)")

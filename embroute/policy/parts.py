@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from embroute.data.batch import Batch
 from embroute.data.window import Window
-from embroute.kernels.caches import Placement
+from embroute.kernels.caches import Placement, sole_holders
 from embroute.kernels.codes import VALUE_STATE
 from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
@@ -32,6 +33,11 @@ class View:
     copies_UW: I32
     quotas_W: I64
 
+    @cached_property
+    def only_U(self) -> I32:
+        """Who has a row FRESH or DIRTY: a worker, NO_HOLDER or SEVERAL."""
+        return sole_holders(self.copies_UW)
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -41,7 +47,7 @@ class Scene:
     state: State
     rows: StepRows
     copies_UW: I32
-    bits_U: I32  # FRESH or DIRTY at any worker
+    only_U: I32  # who has a row FRESH or DIRTY: a worker, NO_HOLDER or SEVERAL
     touches: Touches
 
 

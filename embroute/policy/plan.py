@@ -34,7 +34,7 @@ class Plan:
     worker_S: npt.NDArray[np.int32]
     rows: StepRows
     touches: Touches
-    bits_U: npt.NDArray[np.int32]  # FRESH or DIRTY at any worker before the step
+    only_U: npt.NDArray[np.int32]  # who had a row FRESH or DIRTY before the step
     decision: Decision
     placement: Placement
     returns: Transfers

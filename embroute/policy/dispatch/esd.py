@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import bits_anywhere
-from embroute.kernels.codes import DIRTY, FRESH
+from embroute.kernels.codes import DIRTY, FRESH, SEVERAL
 from embroute.kernels.jit import inlined, kernel
 from embroute.policy.assign import assign
-from embroute.policy.dispatch.holders import SEVERAL, sole_holders
 from embroute.policy.parts import Dispatch, View
 
 F64 = npt.NDArray[np.float64]
@@ -91,9 +89,8 @@ def _units(seconds_AW: F64) -> tuple[F64, float]:
 def unit_costs(view: View) -> tuple[F64, float]:
     """c(i, j) of SYSTEMS in whole units, and the unit in seconds."""
     now, copies_UW = view.window.now, view.copies_UW
-    only_U = sole_holders(copies_UW, bits_anywhere(copies_UW), FRESH | DIRTY)
     units_AW, unit = _units(view.state.setup.row_seconds_AW)
-    rows = Rows(copies_UW, only_U, view.rows.arena_U, units_AW)
+    rows = Rows(copies_UW, view.only_U, view.rows.arena_U, units_AW)
     return _costs(rows, now.unique_of_lookup, now.batch.sample_offsets), unit
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import bits_anywhere
-from embroute.kernels.codes import FRESH
+from embroute.kernels.codes import FRESH, NO_HOLDER
 from embroute.kernels.jit import kernel
-from embroute.policy.dispatch.holders import NO_HOLDER, sole_holders
 from embroute.policy.parts import Dispatch, View
 
 I32 = npt.NDArray[np.int32]
@@ -39,11 +37,10 @@ def _add_fresh(copies_UW: I32, u: int, score_SW: I32, s: int) -> None:
 
 
 @kernel
-def _score(copies_UW: I32, bits_U: I32, unique_of_lookup: I32, sample_offsets: I64) -> I32:
+def _score(copies_UW: I32, only_U: I32, unique_of_lookup: I32, sample_offsets: I64) -> I32:
     """How many of a sample's rows each worker has up to date."""
     num_workers = copies_UW.shape[1]
     score_SW = np.zeros((len(sample_offsets) - 1, num_workers), np.int32)
-    only_U = sole_holders(copies_UW, bits_U, FRESH)
     counted_U = np.full(len(only_U), -1, np.int32)  # a row that a bag holds twice counts once
     for s in range(len(score_SW)):
         for i in range(sample_offsets[s], sample_offsets[s + 1]):
@@ -52,7 +49,7 @@ def _score(copies_UW: I32, bits_U: I32, unique_of_lookup: I32, sample_offsets: I
                 continue
             counted_U[u] = s
             if only_U[u] >= 0:
-                score_SW[s, only_U[u]] += 1
+                score_SW[s, only_U[u]] += (copies_UW[u, only_U[u]] // FRESH) & 1
             else:
                 _add_fresh(copies_UW, u, score_SW, s)
     return score_SW
@@ -68,12 +65,13 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
 
     def choose(view: View) -> I32:
         now, setup = view.window.now, view.state.setup
-        bits_U = bits_anywhere(view.copies_UW)
+        only_U = view.only_U
         if 0 < tables < len(setup.schema.tables):
             scored = view.state.ranking[:tables]
-            bits_U[: len(now.rows_U)][~np.isin(setup.table_of(now.rows_U), scored)] = 0
+            left_out = ~np.isin(setup.table_of(view.rows.rows_U), scored)
+            only_U = np.where(left_out, NO_HOLDER, only_U).astype(np.int32)
         offsets = now.batch.sample_offsets
-        score_SW = _score(view.copies_UW, bits_U, now.unique_of_lookup, offsets)
+        score_SW = _score(view.copies_UW, only_U, now.unique_of_lookup, offsets)
         first = view.window.step % len(view.quotas_W) if ties == "rotate" else 0
         return _greedy(score_SW, view.quotas_W, first)
 

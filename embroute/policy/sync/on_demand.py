@@ -15,7 +15,9 @@ from embroute.kernels.codes import (
     FRESH,
     GRADIENT,
     MISS,
+    NO_HOLDER,
     NOTHING,
+    SEVERAL,
     SHARED,
     VALUE_STATE,
 )
@@ -29,20 +31,20 @@ I32 = npt.NDArray[np.int32]
 
 
 @kernel
-def coming_home(touches: Touches, copies_UW: I32, bits_U: I32) -> tuple[I32, I32]:
+def coming_home(touches: Touches, copies_UW: I32, only_U: I32) -> tuple[I32, I32]:
     """Dirty copies of rows that someone other than their holder touches: (worker, row) pairs."""
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
-    most = 0
-    for u in range(len(bits_U)):
-        most += copies_UW.shape[1] if bits_U[u] & DIRTY else 0
+    num_workers = copies_UW.shape[1]
+    most = len(only_U) + num_workers * int((only_U == SEVERAL).sum())
     worker, unique = np.empty(most, np.int32), np.empty(most, np.int32)
     count = 0
-    for u in range(len(bits_U)):
+    for u in range(len(only_U)):
         first, last = first_U[u], first_U[u + 1]
-        if first == last or not bits_U[u] & DIRTY:
+        if first == last or only_U[u] == NO_HOLDER:
             continue
         sole = worker_T[of_row_T[first]] if last - first == 1 else -1
-        for w in range(copies_UW.shape[1]):
+        start = max(only_U[u], 0)
+        for w in range(start, start + 1 if only_U[u] >= 0 else num_workers):
             if copies_UW[u, w] & DIRTY and w != sole:
                 worker[count], unique[count] = w, u
                 count += 1
@@ -54,7 +56,7 @@ def decide_on_demand(scene: Scene) -> Decision:
     need_T = hits(scene.touches, scene.copies_UW, FRESH)
     mode_T = sharing(scene.touches)
     push_T = np.where(mode_T == SHARED, GRADIENT, NOTHING).astype(np.uint8)
-    home = coming_home(scene.touches, scene.copies_UW, scene.bits_U)
+    home = coming_home(scene.touches, scene.copies_UW, scene.only_U)
     return outcome(need_T, mode_T, push_T, home)
 
 
