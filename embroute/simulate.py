@@ -113,7 +113,7 @@ def report(step: Step) -> StepReport:
         transmission_cost(moved, setup.cluster),
         hits,
         touches,
-        step.decision_s,
+        step.decision_s + step.window_s,
         plan.now.batch.hot,
     )
 

@@ -33,6 +33,7 @@ from embroute.kernels.transfers import Decision, StepRows, Transfers
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 
 
 @kernel
@@ -40,28 +41,6 @@ def clean(cell_RW: I32, worker: I32, row: I64) -> None:
     """Copies whose update went home hold nothing the shard does not have."""
     for i in range(len(row)):
         cell_RW[row[i], worker[i]] &= ~DIRTY
-
-
-@kernel
-def occupy(
-    caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
-) -> None:
-    """Victims leave, missing rows take their slots."""
-    cell_RW, slots = caches.cell_RW, caches.slot_WCF
-    first_WA, used_WA, now = caches.first_WA, caches.used_WA, rows.step + 1
-    rows_U, arena_U, need_T = rows.rows_U, rows.arena_U, decision.need_T
-    worker_T, unique_T = touches.worker_T, touches.unique_T
-    slot_T, victim_T = placement.slot_T, placement.victim_T
-    for t in range(len(slot_T)):
-        w, slot = worker_T[t], slot_T[t]
-        slots[w, slot, USED] = now
-        if need_T[t] != MISS:
-            continue
-        if victim_T[t] >= 0:
-            cell_RW[victim_T[t], w] = 0
-        slots[w, slot, ROW] = rows_U[unique_T[t]]
-        a = arena_U[unique_T[t]]
-        used_WA[w, a] = max(used_WA[w, a], slot - first_WA[w, a] + 1)
 
 
 @inlined
@@ -78,9 +57,7 @@ def _after(mode: int, pushed: int) -> int:
 
 
 @kernel
-def _settle_replicas(
-    caches: Caches, rows: StepRows, touches: Touches, mode_T: npt.NDArray[np.uint8]
-) -> None:
+def _settle_replicas(caches: Caches, rows: StepRows, touches: Touches, mode_T: U8) -> None:
     """Every replica is up to date and the shard is not; one of them will bring the row home."""
     cell_RW, slots, rows_U = caches.cell_RW, caches.slot_WCF, rows.rows_U
     num_workers = cell_RW.shape[1]
@@ -97,18 +74,10 @@ def _settle_replicas(
 
 
 @kernel
-def settle(
-    caches: Caches,
-    rows: StepRows,
-    touches: Touches,
-    decision: Decision,
-    placement: Placement,
-    only_U: I32,
-) -> None:
-    """Set the cells of all copies of the step's rows; `only_U`: who had them FRESH or DIRTY."""
-    cell_RW, rows_U, unique_T = caches.cell_RW, rows.rows_U, touches.unique_T
-    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
-    mode_T, push_T, slot_T = decision.mode_T, decision.push_T, placement.slot_T
+def _outdate(caches: Caches, rows: StepRows, touches: Touches, mode_T: U8, only_U: I32) -> None:
+    """Copies of rows that exact updates change are no longer up to date, whoever holds them."""
+    cell_RW, rows_U = caches.cell_RW, rows.rows_U
+    first_U, of_row_T = touches.first_U, touches.of_row_T
     for u in range(len(rows_U)):
         if only_U[u] == NO_HOLDER or first_U[u] == first_U[u + 1]:
             continue
@@ -118,17 +87,46 @@ def settle(
         stop = start + 1 if only_U[u] >= 0 else cell_RW.shape[1]
         for k in range(start, stop):
             cell_RW[rows_U[u], k] &= SLOT_MASK
+
+
+@kernel
+def settle(
+    caches: Caches,
+    rows: StepRows,
+    touches: Touches,
+    decision: Decision,
+    placement: Placement,
+    only_U: I32,
+) -> None:
+    """Victims leave, missing rows take their slots, and the cells of the step's rows are set.
+
+    `only_U`: who had a row FRESH or DIRTY before the step.
+    """
+    _outdate(caches, rows, touches, decision.mode_T, only_U)
+    cell_RW, slots, now = caches.cell_RW, caches.slot_WCF, rows.step + 1
+    first_WA, used_WA = caches.first_WA, caches.used_WA
+    rows_U, arena_U, need_T = rows.rows_U, rows.arena_U, decision.need_T
+    worker_T, unique_T = touches.worker_T, touches.unique_T
+    mode_T, push_T = decision.mode_T, decision.push_T
+    slot_T, victim_T = placement.slot_T, placement.victim_T
     replicas = False
     for t in range(len(slot_T)):
-        bits = _after(mode_T[t], push_T[t])
-        cell_RW[rows_U[unique_T[t]], worker_T[t]] = (slot_T[t] + 1) | bits
+        w, slot, row = worker_T[t], slot_T[t], rows_U[unique_T[t]]
+        slots[w, slot, USED] = now
+        if need_T[t] == MISS:
+            if victim_T[t] >= 0:
+                cell_RW[victim_T[t], w] = 0
+            slots[w, slot, ROW] = row
+            a = arena_U[unique_T[t]]
+            used_WA[w, a] = max(used_WA[w, a], slot - first_WA[w, a] + 1)
+        cell_RW[row, w] = (slot + 1) | _after(mode_T[t], push_T[t])
         replicas |= mode_T[t] == REPLICA
     if replicas:
         _settle_replicas(caches, rows, touches, mode_T)
 
 
 @kernel
-def drop(caches: Caches, rows: StepRows, touches: Touches, drop_T: npt.NDArray[np.uint8]) -> None:
+def drop(caches: Caches, rows: StepRows, touches: Touches, drop_T: U8) -> None:
     """Copies that do not outlive the step leave."""
     cell_RW, rows_U = caches.cell_RW, rows.rows_U
     unique_T, worker_T = touches.unique_T, touches.worker_T

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.data.window import Window
-from embroute.kernels.apply import clean, count_lookups, drop, occupy, settle, tick
+from embroute.kernels.apply import clean, count_lookups, drop, settle, tick
 from embroute.kernels.caches import (
     RETURNED,
     Caches,
@@ -174,7 +174,6 @@ def advance(state: State, plan: Plan) -> None:
         pushed = (plan.returns, plan.evictions)
         tick(caches, rows, touched, plan.decision, plan.placement, pushed)
     clean(caches.cell_RW, plan.returns.worker, plan.returns.row)
-    occupy(caches, rows, touched, plan.decision, plan.placement)
     settle(caches, rows, touched, plan.decision, plan.placement, plan.only_U)
     if plan.decision.drop_T.any():
         drop(caches, rows, touched, plan.decision.drop_T)
