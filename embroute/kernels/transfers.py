@@ -207,6 +207,17 @@ def tally(transfers: Transfers, record_bytes_XA: I64, rows_WKIP: I64, bytes_WKIP
         bytes_WKIP[w, k, kind[i], phase[i]] += record_bytes_XA[record[i], arena[i]]
 
 
+NO_TRANSFERS = Transfers(
+    np.empty(0, np.int32),
+    np.empty(0, np.int64),
+    np.empty(0, np.int32),
+    np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+)
+
+
 def empty_counts(num_workers: int, num_shards: int) -> I64:
     """Zeros of the shape that `tally` fills."""
     return np.zeros((num_workers, num_shards, NUM_KINDS, NUM_PHASES), np.int64)

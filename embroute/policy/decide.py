@@ -21,6 +21,7 @@ from embroute.kernels.codes import FREE, PINNED, REPLICA, SLOT_MASK
 from embroute.kernels.order import Moves, move
 from embroute.kernels.touches import Lookups, touches
 from embroute.kernels.transfers import (
+    NO_TRANSFERS,
     Decision,
     StepRows,
     evictions,
@@ -143,10 +144,15 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     caches: Caches = state.caches
     caches.planning[0] += 1
     rows, touched = scene.rows, scene.touches
-    home = returns(caches, rows, decision, scene.copies_UW)
+    home = NO_TRANSFERS
+    if len(decision.return_worker):
+        home = returns(caches, rows, decision, scene.copies_UW)
     mark(caches.slot_WCF, home.worker, home.slot, RETURNED, int(caches.planning[0]))
     placement = _place(policy, scene, decision)
-    lazy = not policy.exact
+    evicted = NO_TRANSFERS
+    if (placement.victim_T >= 0).any():
+        lazy = not policy.exact
+        evicted = evictions(caches, rows, touched, placement, decision.record, lazy)
     plan = Plan(
         step=window.step,
         now=window.now,
@@ -157,7 +163,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         decision=decision,
         placement=placement,
         returns=home,
-        evictions=evictions(caches, rows, touched, placement, decision.record, lazy),
+        evictions=evicted,
         pulls=pulls(caches, rows, touched, decision, placement),
         updates=updates(rows, touched, decision, placement),
         moves=_moves(policy, scene, decision, placement),

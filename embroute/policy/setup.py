@@ -119,6 +119,15 @@ class Setup:
 
     def quotas(self, num_samples: int) -> npt.NDArray[np.int64]:
         """Samples of each worker: by shares, the remainder to the largest fractions."""
+        if num_samples not in self._quotas:
+            self._quotas[num_samples] = self._divide(num_samples)
+        return self._quotas[num_samples].copy()
+
+    @cached_property
+    def _quotas(self) -> dict[int, I64]:
+        return {}
+
+    def _divide(self, num_samples: int) -> I64:
         shares = np.array(self.shares or (1.0,) * self.num_workers)
         exact = num_samples * shares / shares.sum()
         quotas: I64 = np.floor(exact).astype(np.int64)
