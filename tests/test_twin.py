@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.optim import RowOptimizer, RowWiseAdagrad, row_optimizer
 from embroute.runtime.twin import MicroBatch, Twin
+
+torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
 
 SIZES, WIDTHS, BAGS = (40, 25, 30), (4, 8, 4), (False, True, False)
 STEPS, BATCH = 60, 24
@@ -129,6 +132,14 @@ class Reference:
             dense.step()
 
 
+@cache
+def trained(optimizer: str, seed: int) -> Reference:
+    """The reference after the whole stream of a seed."""
+    reference = Reference.new(sparse=optimizer == "adam")
+    reference.train(optimizer, list(batches(seed)))
+    return reference
+
+
 @dataclass
 class Routed:
     """The same model on the twin: every worker computes its share of the loss."""
@@ -225,8 +236,7 @@ def test_exact_policies_equal_plain_torch(
     stream = list(batches(workers))
     setup = setup_of(workers, shards, 1.0 if "unbounded" in name else 0.75, optimizer)
     twin, scorer, _ = run(name, setup, stream)
-    reference = Reference.new(sparse=optimizer == "adam")
-    reference.train(optimizer, stream)
+    reference = trained(optimizer, workers)
     for mine, table in zip(values(twin), reference.tables, strict=True):
         np.testing.assert_allclose(mine, table.weight.detach().numpy(), rtol=1e-10, atol=1e-12)
     pairs = zip(scorer.parameters(), reference.scorer.parameters(), strict=True)
@@ -264,8 +274,7 @@ def test_bounded_staleness_loses_no_update(optimizer: str) -> None:
     """With one worker nobody's updates are missed, so HET is exact up to adding deltas."""
     stream = list(batches(5))
     twin, _, _ = run("het(4)", setup_of(1, 2, 0.9, optimizer), stream)
-    reference = Reference.new(sparse=False)
-    reference.train(optimizer, stream)
+    reference = trained(optimizer, 5)
     for mine, table in zip(values(twin), reference.tables, strict=True):
         np.testing.assert_allclose(mine, table.weight.detach().numpy(), rtol=1e-9, atol=1e-11)
 

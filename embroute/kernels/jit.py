@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
@@ -18,10 +19,13 @@ _PACKAGE = Path(__file__).parent.parent
 def _drop_old_caches() -> None:
     """Remove kernels that another version of the package compiled in the same place.
 
-    They would be refused, but only after loading types that this version may no longer have.
+    A cached kernel knows whether its own file changed, not whether a file it calls into did, and
+    loading it may need types that are gone.
     """
     try:
-        now = f"{version('embroute')} numba {numba.__version__}"
+        sources = sorted((_PACKAGE / "kernels").glob("*.py"))
+        digest = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+        now = f"{version('embroute')} numba {numba.__version__} {digest}"
         stamp = _PACKAGE / "kernels" / "__pycache__" / "compiled-by"
         if stamp.exists() and stamp.read_text() == now:
             return
