@@ -170,7 +170,8 @@ def main() -> None:
         "and their uses before and after. One core; reading or generating samples is not part of "
         "either. samples/s: what one coordinator could "
         f"feed. p10: the fastest tenth of the steps, when neighbours leave the machine alone. "
-        f"Middle of {REPEATS} processes where there is a limit. Limit of memory: {LIMIT_GB:g} GB at 8 workers.",
+        f"Middle of {REPEATS} processes where there is a limit. Limit of memory: {LIMIT_GB:g} GB "
+        "at 8 workers.",
     ]
     for title, cases in sections().items():
         rows = [row(case, apart(case)) for case in cases]
