@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from embroute.data.batch import PADDING, Batch, Source, concat
@@ -258,6 +258,8 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 def test_any_text_has_the_key_of_its_bytes(
     tmp_path_factory: pytest.TempPathFactory, quoted: bool, cells: list[tuple[str, str]], end: str
 ) -> None:
+    # Without quotes, a line that ends in "\\r" cannot be told from one that ends in "\\r\\n".
+    assume(quoted or end == "\r\n" or not any(b.endswith("\r") for _, b in cells))
     path = tmp_path_factory.getbasetemp() / f"any-{quoted}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         minimal = csv.writer(file, lineterminator=end)
