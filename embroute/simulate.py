@@ -91,12 +91,18 @@ def compiled() -> bool:
 
 
 def calibrate(job: Job) -> I64:
-    """Look-ups per row in the head of the data, from which hot sets are chosen."""
+    """Look-ups per row in a sample of the data, from which hot sets are chosen.
+
+    FAE samples the whole data set. Here the sample follows the steps that are priced, where the
+    data is long enough: a hot set chosen on those very steps would know rows used only in them.
+    """
     counts_R = np.zeros(job.setup.schema.num_rows, np.int64)
     least, most = CALIBRATION_BATCHES
     size = job.setup.batch_size
-    wanted = int(CALIBRATION_SHARE * (job.source.num_samples or 0) / size)
-    for batch in islice(batches(job.source, size), min(max(least, wanted), most)):
+    samples = job.source.num_samples or 0
+    wanted = min(max(least, int(CALIBRATION_SHARE * samples / size)), most)
+    skipped = job.steps if samples >= (job.steps + wanted) * size else 0
+    for batch in islice(batches(job.source, size), skipped, skipped + wanted):
         np.add.at(counts_R, batch.rows[batch.rows >= 0], 1)
     return counts_R
 

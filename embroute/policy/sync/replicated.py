@@ -50,8 +50,8 @@ def _somewhere(cell_RW: I32, rows: I64, bit: int) -> npt.NDArray[np.bool_]:
     return out
 
 
-def _fill(window: Window, state: State) -> Extra:
-    """Hot rows that some worker lacks or has stale, those of the batch among them."""
+def _fill(window: Window, state: State, with_batch: bool = True) -> Extra:
+    """Hot rows that some worker lacks or has stale; those of the batch too, if it is a hot one."""
     cells, now = state.caches.cell_RW, window.now
     hot = state.hot_rows
     lacking = hot[_not_everywhere(cells, hot, FRESH)]
@@ -61,7 +61,8 @@ def _fill(window: Window, state: State) -> Extra:
     lacking_R[now.rows_U] = False
     added = lacking[lacking_R[lacking]]
     behind = np.arange(len(now.rows_U), len(now.rows_U) + len(added))
-    return Extra(added, np.concatenate([looked_up, behind]).astype(np.int32))
+    everywhere = np.concatenate([looked_up, behind]) if with_batch else behind
+    return Extra(added, everywhere.astype(np.int32))
 
 
 def _unpushed(window: Window, state: State) -> Extra:
@@ -89,14 +90,17 @@ def _decide_hot(scene: Scene) -> Decision:
 def swapped() -> Sync:
     """FAE (VLDB 2022, arXiv 2103.00686): hot batches on replicas, cold batches through the shard.
 
-    Cold to hot: every worker pulls the hot rows that changed since. Hot to cold: each is pushed
-    once. Cold batches run write-through in what the hot set leaves of the cache.
+    The replicas are filled before the first step. Cold to hot: every worker pulls the hot rows
+    that changed since. Hot to cold: each is pushed once. Cold batches run write-through in what
+    the hot set leaves of the cache.
     """
 
     def extra(window: Window, state: State) -> Extra:
         hot = window.now.batch.hot
         if hot and not state.was_hot:
             return _fill(window, state)
+        if not state.filled:
+            return _fill(window, state, with_batch=False)
         if state.was_hot and not hot:
             return _unpushed(window, state)
         return no_extra(window, state)
@@ -105,8 +109,14 @@ def swapped() -> Sync:
         if scene.window.now.batch.hot:
             return _decide_hot(scene)
         decision = decide_write_through(scene)
+        added_T = scene.touches.unique_T >= len(scene.window.now.rows_U)
         worker, unique = _keepers(scene)
-        return decision._replace(return_worker=worker, return_unique=unique)
+        return decision._replace(
+            mode_T=np.where(added_T, FILL, decision.mode_T).astype(np.uint8),
+            push_T=np.where(added_T, NOTHING, decision.push_T).astype(np.uint8),
+            return_worker=worker,
+            return_unique=unique,
+        )
 
     return Sync("swapped", decide, extra=extra, replicates=True)
 
