@@ -110,7 +110,6 @@ class Request(NamedTuple):
     """What placing needs to know of a step."""
 
     touches: Touches
-    need_T: U8
     copies_UW: I32
     arena_U: U8
     order_B: I32  # buckets in the order in which they lose copies

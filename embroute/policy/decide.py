@@ -55,11 +55,11 @@ def _step_rows(window: Window, extra: Extra, setup: Setup) -> StepRows:
     return StepRows(rows_U, before_U, later_U, setup.arena_of(rows_U), window.step)
 
 
-def _place(policy: Policy, scene: Scene, decision: Decision) -> Placement:
+def _place(policy: Policy, scene: Scene) -> Placement:
     """Slots for all touches; a cache that cannot hold one step's rows is the user's to enlarge."""
     caches, rows = scene.state.caches, scene.rows
     order = policy.evict.order(rows.step)
-    request = Request(scene.touches, decision.need_T, scene.copies_UW, rows.arena_U, order)
+    request = Request(scene.touches, scene.copies_UW, rows.arena_U, order)
     placement = place(caches, request)
     worker, arena = placement.short
     if worker < 0:
@@ -148,7 +148,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     if len(decision.return_worker):
         home = returns(caches, rows, decision, scene.copies_UW)
     mark(caches.slot_WCF, home.worker, home.slot, RETURNED, int(caches.planning[0]))
-    placement = _place(policy, scene, decision)
+    placement = _place(policy, scene)
     evicted = NO_TRANSFERS
     if (placement.victim_T >= 0).any():
         lazy = not policy.exact
