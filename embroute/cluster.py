@@ -112,6 +112,14 @@ def colocated(n: int) -> Cluster:
     return Cluster(hosts, tuple(Worker(i) for i in range(n)), tuple(range(n)))
 
 
+def uniform(num_workers: int, num_shards: int) -> Cluster:
+    """Every worker and every shard on a host of its own, all links at 10 Gbit/s."""
+    names = [f"shard{i}" for i in range(num_shards)] + [f"worker{i}" for i in range(num_workers)]
+    hosts = tuple(Host(name, 10 * GIGABIT, 10 * GIGABIT) for name in names)
+    workers = tuple(Worker(num_shards + i) for i in range(num_workers))
+    return Cluster(hosts, workers, tuple(range(num_shards)))
+
+
 PRESETS: Mapping[str, Callable[[int], Cluster]] = {
     "edge": edge,
     "dc": datacenter,

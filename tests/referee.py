@@ -203,7 +203,7 @@ class Referee:
 
     def _last_pushes_timely(self) -> None:
         """Urgent pushes of the step before are needed now, lazy ones are not."""
-        rows = {row for _, row in self.looked_up}
+        rows = {row for _, row in self.touched}
         demand(self.before.urgent <= rows, "urgent but not needed", self.before.urgent - rows)
         demand(not self.before.lazy & rows, "lazy but needed", self.before.lazy & rows)
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
 
 Floats = npt.NDArray[np.float32 | np.float64]
 I64 = npt.NDArray[np.int64]
+Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 class Hyper(NamedTuple):
@@ -29,7 +30,7 @@ class Hyper(NamedTuple):
 
 
 @kernel
-def gather(records_NX: Floats, index_I: I64, out_IX: Floats) -> None:
+def gather(records_NX: Floats, index_I: Index, out_IX: Floats) -> None:
     """Copy the first columns of the named rows."""
     for i in range(len(index_I)):
         for x in range(out_IX.shape[1]):
@@ -37,7 +38,7 @@ def gather(records_NX: Floats, index_I: I64, out_IX: Floats) -> None:
 
 
 @kernel
-def scatter(records_NX: Floats, index_I: I64, block_IX: Floats) -> None:
+def scatter(records_NX: Floats, index_I: Index, block_IX: Floats) -> None:
     """Overwrite the first columns of the named rows."""
     for i in range(len(index_I)):
         for x in range(block_IX.shape[1]):
@@ -45,7 +46,7 @@ def scatter(records_NX: Floats, index_I: I64, block_IX: Floats) -> None:
 
 
 @kernel
-def scatter_add(records_NX: Floats, index_I: I64, block_IX: Floats) -> None:
+def scatter_add(records_NX: Floats, index_I: Index, block_IX: Floats) -> None:
     """Add to the first columns of the named rows, in the order given."""
     for i in range(len(index_I)):
         for x in range(block_IX.shape[1]):
@@ -53,7 +54,7 @@ def scatter_add(records_NX: Floats, index_I: I64, block_IX: Floats) -> None:
 
 
 @kernel
-def sgd(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hyper) -> None:
+def sgd(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -> None:
     """value -= lr * gradient."""
     for i in range(len(index_I)):
         row = records_NX[index_I[i]]
@@ -62,7 +63,7 @@ def sgd(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hyper) -> None
 
 
 @kernel
-def adagrad(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hyper) -> None:
+def adagrad(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -> None:
     """State: the sum of squared gradients, element by element."""
     width = grad_IX.shape[1]
     for i in range(len(index_I)):
@@ -74,7 +75,7 @@ def adagrad(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hyper) -> 
 
 
 @kernel
-def rowwise_adagrad(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hyper) -> None:
+def rowwise_adagrad(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -> None:
     """State: one number a row, the sum of mean squared gradients."""
     width = grad_IX.shape[1]
     for i in range(len(index_I)):
@@ -90,7 +91,7 @@ def rowwise_adagrad(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hy
 
 
 @kernel
-def adam(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hyper) -> None:
+def adam(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -> None:
     """SparseAdam: moments of touched rows only, bias corrected by the steps of the table."""
     width = grad_IX.shape[1]
     correction1 = 1 - hyper.beta1**hyper.step
@@ -105,3 +106,89 @@ def adam(records_NX: Floats, index_I: I64, grad_IX: Floats, hyper: Hyper) -> Non
             second += (1 - hyper.beta2) * (grad * grad - second)
             row[width + x], row[2 * width + x] = first, second
             row[x] -= rate * first / (np.sqrt(second) + hyper.eps)
+
+
+class Bags(NamedTuple):
+    """Some fields' bags of every sample: look-ups of bag b are offsets_B[b] to offsets_B[b + 1]."""
+
+    touch_L: npt.NDArray[np.int32]  # look-ups as touches of an arena; -1 for padding
+    offsets_B: I64  # sample-major, all fields of a sample side by side
+    num_fields: int
+    first: int  # the fields first to last
+    last: int
+    mean: bool
+
+
+@inlined
+def _add(goal_X: Floats, row_X: Floats, share: float) -> None:
+    """Add a share of a row, as wide as the narrower of both."""
+    for x in range(min(len(goal_X), len(row_X))):
+        goal_X[x] += row_X[x] * share
+
+
+@inlined
+def _bag(bags: Bags, b: int) -> int:
+    """Where the b-th of the chosen fields' bags lies among all bags."""
+    chosen = bags.last - bags.first
+    return (b // chosen) * bags.num_fields + bags.first + b % chosen
+
+
+@inlined
+def _real(touch_L: npt.NDArray[np.int32], start: int, stop: int) -> int:
+    """Look-ups that are not padding."""
+    count = 0
+    for i in range(start, stop):
+        count += touch_L[i] >= 0
+    return count
+
+
+@kernel
+def pool(records_NX: Floats, slot_T: npt.NDArray[np.int32], bags: Bags, out_BX: Floats) -> None:
+    """Sum, or mean, of the rows of each bag; nothing but padding gives zeros."""
+    touch_L, offsets_B = bags.touch_L, bags.offsets_B
+    for b in range(len(out_BX)):
+        bag = _bag(bags, b)
+        start, stop = offsets_B[bag], offsets_B[bag + 1]
+        out_BX[b] = 0
+        for i in range(start, stop):
+            if touch_L[i] >= 0:
+                _add(out_BX[b], records_NX[slot_T[touch_L[i]]], 1.0)
+        if bags.mean:
+            out_BX[b] /= max(1, _real(touch_L, start, stop))
+
+
+@kernel
+def spread(grad_BX: Floats, bags: Bags, grad_TX: Floats) -> None:
+    """Add the gradient of each bag to the rows it was made of: what `pool` is to values."""
+    touch_L, offsets_B = bags.touch_L, bags.offsets_B
+    for b in range(len(grad_BX)):
+        bag = _bag(bags, b)
+        start, stop = offsets_B[bag], offsets_B[bag + 1]
+        share = 1.0 / max(1, _real(touch_L, start, stop)) if bags.mean else 1.0
+        for i in range(start, stop):
+            if touch_L[i] >= 0:
+                _add(grad_TX[touch_L[i]], grad_BX[b], share)
+
+
+@kernel
+def merge(index_I: Index, block_IX: Floats, place_N: npt.NDArray[np.int32], out_IX: Floats) -> I64:
+    """Sum blocks of one row in the order given; returns the distinct rows of `out_IX`'s top.
+
+    `place_N` is scratch: all -1 before and after.
+    """
+    distinct = np.empty(len(index_I), np.int64)
+    count = 0
+    for i in range(len(index_I)):
+        place = place_N[index_I[i]]
+        if place < 0:
+            place = count
+            place_N[index_I[i]] = place
+            distinct[place] = index_I[i]
+            out_IX[place] = block_IX[i]
+            count += 1
+        else:
+            for x in range(block_IX.shape[1]):
+                out_IX[place, x] += block_IX[i, x]
+    for i in range(count):
+        place_N[distinct[i]] = -1
+    return distinct[:count]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,13 +19,14 @@ from embroute.kernels.caches import (
     place,
     sole_holders,
 )
-from embroute.kernels.codes import FREE, PINNED, REPLICA, SLOT_MASK
+from embroute.kernels.codes import CLOCK, FREE, PINNED, REPLICA, SLOT_MASK
 from embroute.kernels.order import Moves, move
 from embroute.kernels.touches import Lookups, touches
 from embroute.kernels.transfers import (
     NO_TRANSFERS,
     Decision,
     StepRows,
+    Transfers,
     evictions,
     pulls,
     returns,
@@ -32,16 +35,18 @@ from embroute.kernels.transfers import (
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
 from embroute.policy.parts import Extra, Policy, Scene, View
-from embroute.policy.plan import Plan, PlanError, replicated
-from embroute.policy.setup import Setup
+from embroute.policy.plan import Plan, PlanError, drain, replicated
 from embroute.policy.state import State
 
 I32 = npt.NDArray[np.int32]
 
 
-def _step_rows(window: Window, extra: Extra, setup: Setup) -> StepRows:
+def _step_rows(window: Window, extra: Extra, state: State) -> StepRows:
     """The batch's distinct rows, then the rows that a sync adds."""
-    now = window.now
+    now, setup = window.now, state.setup
+    if extra.hot_next:
+        now = replace(now, later_U=now.later_U.copy())
+        now.later_U[state.hot_R[now.rows_U]] = window.step + 1
     if not len(extra.rows):
         return StepRows(
             now.rows_U, now.before_U, now.later_U, setup.arena_of(now.rows_U), window.step
@@ -120,7 +125,7 @@ def _append(
 def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
     """Deal the samples and list the touches."""
     extra = policy.sync.extra(window, state)
-    rows = _step_rows(window, extra, state.setup)
+    rows = _step_rows(window, extra, state)
     copies_UW = copies(state.caches.cell_RW, rows.rows_U)
     now = window.now
     quotas_W = state.setup.quotas(len(now.batch))
@@ -174,7 +179,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
 
 
 def advance(state: State, plan: Plan) -> None:
-    """Carry a plan out on the state. The only function that changes it."""
+    """Carry a plan out on the state. Only this and `bring_home` change it."""
     caches, rows, touched = state.caches, plan.rows, plan.touches
     if len(caches.clock_R):
         pushed = (plan.returns, plan.evictions)
@@ -192,3 +197,14 @@ def advance(state: State, plan: Plan) -> None:
     state.was_hot = plan.now.batch.hot
     state.filled = state.filled or len(state.hot_R) > 0
     state.step = plan.step + 1
+
+
+def bring_home(state: State, record: int) -> Transfers:
+    """The pushes of a drain, carried out on the state: copies stay, clean."""
+    transfers = drain(state, record)
+    caches = state.caches
+    if len(caches.clock_R):
+        clock = caches.clock_WC2[transfers.worker, transfers.slot, CLOCK]
+        np.maximum.at(caches.clock_R, transfers.row, clock)
+    clean(caches.cell_RW, transfers.worker, transfers.row)
+    return transfers

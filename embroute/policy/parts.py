@@ -53,10 +53,14 @@ class Scene:
 
 @dataclass(frozen=True)
 class Extra:
-    """Rows a sync adds to those of the batch, and which rows of the step all workers touch."""
+    """Rows a sync adds to those of the batch, and which rows of the step all workers touch.
+
+    `hot_next`: the next step brings the replicas up to date, so it needs every hot row.
+    """
 
     rows: I64
     everywhere: I32  # indices into the batch's distinct rows followed by `rows`
+    hot_next: bool = False
 
 
 DispatchFunction = Callable[[View], I32]

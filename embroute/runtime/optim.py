@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from embroute.cost import OPTIMIZERS
-from embroute.kernels.rows import Floats, Hyper, adagrad, adam, rowwise_adagrad, sgd
+from embroute.kernels.rows import Floats, Hyper, Index, adagrad, adam, rowwise_adagrad, sgd
 
-I64 = npt.NDArray[np.int64]
-Update = Callable[[Floats, I64, Floats, Hyper], None]
+Update = Callable[[Floats, Index, Floats, Hyper], None]
 
 _UPDATES: Mapping[str, Update] = {
     "sgd": sgd,
@@ -46,7 +44,7 @@ class RowOptimizer:
         """The same optimizer at another point of its schedule."""
         return replace(self, lr=lr)
 
-    def update(self, records_NX: Floats, index_I: I64, grad_IX: Floats, step: int) -> None:
+    def update(self, records_NX: Floats, index_I: Index, grad_IX: Floats, step: int) -> None:
         """Apply one update to each of the named rows; `step` counts from 1."""
         hyper = Hyper(self.lr, self.eps, self.betas[0], self.betas[1], self.decay, step)
         _UPDATES[self.name](records_NX, index_I, grad_IX, hyper)
@@ -76,9 +74,8 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                 param -= group["lr"] * grad / (state["sum"].sqrt() + group["eps"])
 
 
-def row_optimizer(optimizer: torch.optim.Optimizer) -> RowOptimizer:
-    """The row optimizer that does to a row what the user's torch optimizer would do."""
-    group = optimizer.param_groups[0]
+def row_optimizer(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> RowOptimizer:
+    """The row optimizer that does to a row what the user's torch optimizer would do to a group."""
     lr = float(group["lr"])
     for option in ("weight_decay", "momentum", "lr_decay"):
         if group.get(option):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -95,7 +97,7 @@ def swapped() -> Sync:
     the hot set leaves of the cache.
     """
 
-    def extra(window: Window, state: State) -> Extra:
+    def swap(window: Window, state: State) -> Extra:
         hot = window.now.batch.hot
         if hot and not state.was_hot:
             return _fill(window, state)
@@ -104,6 +106,10 @@ def swapped() -> Sync:
         if state.was_hot and not hot:
             return _unpushed(window, state)
         return no_extra(window, state)
+
+    def extra(window: Window, state: State) -> Extra:
+        hot_next = bool(window.ahead) and window.ahead[0].batch.hot
+        return replace(swap(window, state), hot_next=hot_next and not window.now.batch.hot)
 
     def decide(scene: Scene) -> Decision:
         if scene.window.now.batch.hot:

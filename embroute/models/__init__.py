@@ -1,0 +1,1 @@
+"""Click models over embedding records, and the samples they read."""

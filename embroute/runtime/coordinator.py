@@ -1,0 +1,123 @@
+"""The coordinator: reads the loader, decides step after step, and tells every rank its part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from embroute.data.batch import Batch
+from embroute.policy.decide import bring_home
+from embroute.policy.parts import Policy
+from embroute.policy.plan import Plan
+from embroute.policy.plans import plans
+from embroute.policy.state import State
+from embroute.runtime.feed import Feed
+from embroute.runtime.inbox import DRAIN, HELLO, LOOK, LOOKED, STEP, STOP, post
+from embroute.runtime.meter import Meter
+from embroute.runtime.notes import EPOCH_ENDS, LOOKS_AFTER, look_notes, step_notes
+from embroute.runtime.places import Places
+from embroute.runtime.script import drain_script
+from embroute.runtime.seat import Seat
+from embroute.runtime.wire import Array
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When something else than a step happens; 0 is never."""
+
+    epochs: int = 1
+    max_steps: int = 0
+    look_every: int = 0
+    save_every: int = 0
+
+
+@dataclass
+class Coordinator:
+    """One job's brain at work."""
+
+    seat: Seat
+    policy: Policy
+    state: State
+    feed: Feed
+    schedule: Schedule
+    held_out: Iterable[object] | None = None
+    meter: Meter = field(default_factory=Meter)
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.state.setup)
+        self._epoch_ends: list[int] = []  # samples read when each epoch ended
+        self._samples_read = 0
+        self._samples_trained = 0
+
+    def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
+        """Tell the ranks everything, from the first batch to the stop."""
+        began = time.perf_counter()
+        for step in plans(self.policy, self._batches(loader, first_epoch), self.state):
+            written = time.perf_counter()
+            shards, workers = step_notes(step.plan, self.places, self.feed, self._flags(step.plan))
+            self.meter.seconds["decide"] += step.decision_s + step.window_s
+            self.meter.seconds["write"] += time.perf_counter() - written
+            self._tell(STEP, [*shards, *workers])
+            self.meter.steps += 1
+            self._events(step.plan.step + 1)
+            if step.plan.step + 1 == self.schedule.max_steps:
+                break
+        self.meter.seconds["run"] += time.perf_counter() - began
+        self._drain()
+        self._tell(STOP, [[] for _ in self.seat.peers])
+
+    def greet(self, shape: str) -> None:
+        """Tell the ranks what batches look like."""
+        self._tell(HELLO, [[np.frombuffer(shape.encode(), np.uint8)] for _ in self.seat.peers])
+
+    def _batches(self, loader: Iterable[object], first_epoch: Iterable[object]) -> Iterator[Batch]:
+        for epoch in range(self.schedule.epochs):
+            for item in first_epoch if epoch == 0 else loader:
+                batch = self.feed.batch(item)
+                self._samples_read += len(batch)
+                yield batch
+            self._epoch_ends.append(self._samples_read)
+
+    def _tell(self, verb: int, notes: Sequence[Sequence[Array]]) -> None:
+        began = time.perf_counter()
+        peers = list(zip(self.seat.peers, notes, strict=True))
+        self.meter.other_bytes["notes"] += post(self.seat.plans, verb, peers)
+        self.meter.seconds["tell"] += time.perf_counter() - began
+
+    def _flags(self, plan: Plan) -> int:
+        """What the user's loop should know of a step."""
+        self._samples_trained += len(plan.now.batch)
+        flags = LOOKS_AFTER if self._looks_after(plan.step + 1) else 0
+        if self._epoch_ends and self._samples_trained >= self._epoch_ends[0]:
+            self._epoch_ends.pop(0)
+            flags |= EPOCH_ENDS
+        return flags
+
+    def _looks_after(self, done: int) -> bool:
+        every = self.schedule.look_every
+        return self.held_out is not None and every > 0 and done % every == 0
+
+    def _events(self, done: int) -> None:
+        """What the schedule puts after a step."""
+        if self._looks_after(done):
+            self._drain()
+            self._look(done)
+
+    def _drain(self) -> None:
+        """Bring every update home; copies stay where they are, clean."""
+        transfers = bring_home(self.state, self.policy.sync.record)
+        script = drain_script(transfers, self.places)
+        about = np.array([self.state.step], np.int64)
+        listings = chain(script.shards, script.workers)
+        self._tell(DRAIN, [[about, *listing] for listing in listings])
+
+    def _look(self, done: int) -> None:
+        """Deal the held-out batches to all workers."""
+        for item in self.held_out or ():
+            shards, workers = look_notes(self.feed.batch(item), done, self.places, self.feed)
+            self._tell(LOOK, [*shards, *workers])
+        self._tell(LOOKED, [[] for _ in self.seat.peers])

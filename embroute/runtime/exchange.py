@@ -1,0 +1,137 @@
+"""How bytes get from rank to rank: one interface, over Gloo or within one process.
+
+A channel belongs to one thread of each rank. Ranks are addressed by name.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+Bytes = npt.NDArray[np.uint8]
+Message = tuple[str, Bytes]  # the other rank, and the bytes to send or to fill
+
+
+class LostPeerError(RuntimeError):
+    """Another rank is gone, or cannot be reached."""
+
+
+class Channel(Protocol):
+    """Point-to-point messages whose sizes both ends know, and sums over the channel's ranks."""
+
+    def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Send and receive all messages; returns when every one has left or arrived."""
+        ...
+
+    def sum(self, flat: torch.Tensor) -> None:
+        """Replace by the sum over the channel's ranks."""
+        ...
+
+
+@dataclass(frozen=True)
+class GlooChannel:
+    """A process group of torch.distributed."""
+
+    group: dist.ProcessGroup
+    rank_of: dict[str, int]
+
+    def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Receives are posted first: a send is complete only once its receive was posted."""
+        waiting: list[tuple[str, dist.Work | None]] = []
+        peer = ""
+        try:
+            for peer, data in receives:
+                source = self.rank_of[peer]
+                waiting.append((peer, dist.irecv(torch.from_numpy(data), source, self.group)))
+            for peer, data in sends:
+                goal = self.rank_of[peer]
+                waiting.append((peer, dist.isend(torch.from_numpy(data), goal, self.group)))
+            for name, work in waiting:
+                peer = name
+                if work is not None:
+                    work.wait()
+        except RuntimeError as error:
+            raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
+
+    def sum(self, flat: torch.Tensor) -> None:
+        """One all-reduce of a flat tensor."""
+        try:
+            dist.all_reduce(flat, group=self.group)
+        except RuntimeError as error:
+            raise LostPeerError(f"lost a worker: {_reason(error)}") from None
+
+
+def _reason(error: RuntimeError) -> str:
+    """The telling end of one of Gloo's messages, without its source file."""
+    return str(error).splitlines()[0].rpartition("] ")[2]
+
+
+@dataclass
+class Hub:
+    """What the ranks of one process share: a mailbox for each pair, and sums in progress."""
+
+    boxes: dict[tuple[str, str, str], queue.SimpleQueue[Bytes | None]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    broken: threading.Event = field(default_factory=threading.Event)
+
+    def box(self, channel: str, source: str, goal: str) -> queue.SimpleQueue[Bytes | None]:
+        """Messages on their way from one rank to another."""
+        with self.lock:
+            return self.boxes.setdefault((channel, source, goal), queue.SimpleQueue())
+
+    def abort(self) -> None:
+        """Wake every rank that waits: one of them failed."""
+        self.broken.set()
+        with self.lock:
+            for box in self.boxes.values():
+                box.put(None)
+
+
+@dataclass(frozen=True)
+class LocalChannel:
+    """The same between threads of one process; sums are taken in the order of `members`."""
+
+    hub: Hub
+    name: str
+    me: str
+    members: tuple[str, ...] = ()
+
+    def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Messages are copied into the other rank's mailbox."""
+        for peer, data in sends:
+            self.hub.box(self.name, self.me, peer).put(data.copy())
+        for peer, data in receives:
+            data[:] = self._take(peer, len(data))
+
+    def _take(self, peer: str, size: int) -> Bytes:
+        box = self.hub.box(self.name, peer, self.me)
+        if self.hub.broken.is_set():
+            raise LostPeerError(f"lost {peer}: another rank failed")
+        message = box.get()
+        if message is None:
+            raise LostPeerError(f"lost {peer}: another rank failed")
+        if len(message) != size:
+            raise RuntimeError(
+                f"{peer} sent {self.me} {len(message)} bytes on {self.name}, expected {size}"
+            )
+        return message
+
+    def sum(self, flat: torch.Tensor) -> None:
+        """The first member adds up what the others send, and sends back the sum."""
+        data, first = flat.numpy().view(np.uint8), self.members[0]
+        if self.me != first:
+            self.swap([(first, data)], [(first, data)])
+            return
+        other = torch.empty_like(flat)
+        for peer in self.members[1:]:
+            self.swap([], [(peer, other.numpy().view(np.uint8))])
+            flat += other
+        self.swap([(peer, data) for peer in self.members[1:]], [])

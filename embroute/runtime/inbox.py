@@ -1,0 +1,114 @@
+"""Messages from the coordinator: sent by name of what they are, received ahead of their use."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.runtime.exchange import Channel
+from embroute.runtime.wire import Array, pack, unpack
+
+Bytes = npt.NDArray[np.uint8]
+COORDINATOR = "coordinator"
+DEPTH = 2  # plans that wait at a rank while a step runs
+
+# What the coordinator tells the ranks to do next.
+STEP, DRAIN, SAVE, LOAD, LOOK, LOOKED, STOP, HELLO = range(8)
+
+
+@dataclass(frozen=True)
+class Note:
+    """One message: what to do, and the arrays it takes."""
+
+    verb: int
+    arrays: list[Array]
+
+
+def post(channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]) -> int:
+    """Send every rank its note; returns the bytes sent."""
+    packed = [(peer, pack(arrays)) for peer, arrays in bodies]
+    heads = [(peer, np.array([verb, len(body)], np.int64).view(np.uint8)) for peer, body in packed]
+    channel.swap(heads, [])
+    channel.swap(packed, [])
+    return sum(len(body) + 16 for _, body in packed)
+
+
+def receive(channel: Channel) -> Note:
+    """Wait for the next note."""
+    head = np.zeros(2, np.int64)
+    channel.swap([], [(COORDINATOR, head.view(np.uint8))])
+    body = np.empty(int(head[1]), np.uint8)
+    channel.swap([], [(COORDINATOR, body)])
+    return Note(int(head[0]), unpack(body))
+
+
+T = TypeVar("T")
+
+
+class Handover(Generic[T]):
+    """A bounded queue between two threads in which an exception travels like a value."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._queue: queue.Queue[T | BaseException] = queue.Queue(depth)
+
+    def put(self, value: T) -> None:
+        """Hand a value over; waits while the queue is full."""
+        self._queue.put(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Let the other thread raise an error, once it has taken what came before."""
+        # A full queue must not keep an error back: make room at the cost of a value nobody needs.
+        while True:
+            try:
+                return self._queue.put_nowait(error)
+            except queue.Full:
+                self._drop()
+
+    def _drop(self) -> None:
+        try:
+            self._queue.get_nowait()
+        except queue.Empty:
+            return
+
+    def get(self) -> T:
+        """The next value; raises what the other thread raised."""
+        value = self._queue.get()
+        if isinstance(value, BaseException):
+            self._queue.put(value)  # whoever asks again meets it again
+            raise value
+        return value
+
+
+def background(name: str, work: Callable[[], None], tell: Handover[T]) -> threading.Thread:
+    """Run work on a thread of its own; what it raises reaches the reader of `tell`."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            tell.fail(error)
+
+    thread = threading.Thread(target=guarded, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def listen(channel: Channel) -> Handover[Note]:
+    """Notes as they come, a few ahead; the last one is STOP."""
+    notes: Handover[Note] = Handover(DEPTH)
+
+    def work() -> None:
+        while True:
+            note = receive(channel)
+            notes.put(note)
+            if note.verb == STOP:
+                return
+
+    background("plans", work, notes)
+    return notes

@@ -1,0 +1,46 @@
+"""A whole job in one process: every rank a thread, every channel a queue. For tests and trials."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from embroute.runtime.exchange import Hub, LocalChannel, LostPeerError
+from embroute.runtime.seat import Seat, names
+
+T = TypeVar("T")
+
+
+def local_seat(hub: Hub, name: str, num_workers: int, num_shards: int) -> Seat:
+    """A rank's seat among the threads of a hub."""
+    workers = tuple(f"worker{i}" for i in range(num_workers))
+    plans, rows, answers = (LocalChannel(hub, kind, name) for kind in ("plans", "rows", "answers"))
+    dense = LocalChannel(hub, "dense", name, workers)
+    return Seat(name, num_workers, num_shards, plans, rows, dense, answers)
+
+
+def run_local(num_workers: int, num_shards: int, main: Callable[[Seat], T]) -> dict[str, T]:
+    """Run `main` as every rank of a job; returns what each gave, or raises what the first raised.
+
+    A rank that fails wakes all others, as a closed connection would.
+    """
+    hub, results = Hub(), dict[str, T]()
+    errors: list[BaseException] = []
+
+    def rank(name: str) -> None:
+        try:
+            results[name] = main(local_seat(hub, name, num_workers, num_shards))
+        except BaseException as error:
+            errors.append(error)
+            hub.abort()
+
+    ranks = names(num_workers, num_shards)
+    threads = [threading.Thread(target=rank, args=(name,), name=name) for name in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, LostPeerError)), errors[0])
+    return results

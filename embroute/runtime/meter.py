@@ -1,0 +1,45 @@
+"""What moved and how long it took: counted as it moves, never as it was planned."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.codes import NUM_KINDS
+from embroute.runtime.script import Block
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass
+class Meter:
+    """One rank's counters. Rows and row bytes by peer and kind; other bytes and seconds by name."""
+
+    rows: defaultdict[int, I64] = field(
+        default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
+    )
+    bytes: defaultdict[int, I64] = field(
+        default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
+    )
+    other_bytes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    steps: int = 0
+
+    def block(self, block: Block, nbytes: int) -> None:
+        """Count the rows of a block."""
+        kinds = np.array(block.kinds, np.int64)
+        self.rows[block.peer] += kinds
+        self.bytes[block.peer] += kinds * (nbytes // max(1, len(block.where)))
+
+    @property
+    def rows_by_kind(self) -> I64:
+        """Rows of each kind, all peers together."""
+        return sum(self.rows.values(), np.zeros(NUM_KINDS, np.int64))
+
+    @property
+    def bytes_by_kind(self) -> I64:
+        """Row bytes of each kind, all peers together."""
+        return sum(self.bytes.values(), np.zeros(NUM_KINDS, np.int64))

@@ -1,0 +1,281 @@
+"""What the coordinator tells a worker of a step: written at one end, read at the other.
+
+Axes: W workers, A arenas, T touches, L look-ups, U replicated rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.batch import Batch
+from embroute.kernels.codes import MISS_PULL, VALUE
+from embroute.kernels.distinct import distinct
+from embroute.kernels.touches import Lookups, touches
+from embroute.policy.plan import Plan
+from embroute.runtime.feed import Dealt, Feed
+from embroute.runtime.places import Places
+from embroute.runtime.script import (
+    EARLY_PULL,
+    Entries,
+    Orders,
+    Script,
+    TouchOrder,
+    order_touches,
+    step_script,
+    write,
+)
+from embroute.runtime.wire import Array
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+# Flags of a step, for the user's loop.
+EPOCH_ENDS, LOOKS_AFTER = 1, 2
+
+
+@dataclass(frozen=True)
+class About:
+    """Figures of a step that every worker is told."""
+
+    step: int
+    global_samples: int
+    num_samples: int  # of this worker
+    flags: int = 0
+    hits: int = 0
+    touches: int = 0
+
+    def array(self) -> I64:
+        """As it is sent."""
+        return np.array(list(self.__dict__.values()), np.int64)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step as a worker computes it."""
+
+    about: About
+    orders: Orders
+    local_A: list[int]  # touches that this worker updates itself: the first of each arena
+    slot_AT: list[I32]
+    replica_slot_AU: list[I32]
+    replica_touch_AU: list[I32]  # -1 where this worker did not touch the row
+    touch_L: I32
+    dealt: Dealt
+
+    @property
+    def step(self) -> int:
+        """Number of the step."""
+        return self.about.step
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's share of a batch."""
+
+    num_samples: int
+    lookups: slice
+    lengths: I32  # of bags, sample by sample; empty where every field holds one id
+    dense: npt.NDArray[np.float32]
+    label: npt.NDArray[np.float32]
+    rows: I64  # empty unless the feed sends ids
+
+
+def deal(batch: Batch, order_S: I32, samples_W: I64, feed: Feed) -> list[Part]:
+    """Cut a batch whose samples are ordered by worker."""
+    samples = order_S.astype(np.intp)
+    lengths_SF = np.diff(batch.offsets).reshape(-1, batch.num_fields)[samples].astype(np.int32)
+    bags = feed.schema.has_bags
+    dense = np.ascontiguousarray(batch.dense[samples], np.float32)
+    label = batch.label[samples] if len(batch.label) else batch.label
+    rows = batch.take(samples).rows if feed.sends_ids else np.empty(0, np.int64)
+    ends = np.concatenate([[0], np.cumsum(lengths_SF.sum(1, dtype=np.int64))])
+    bounds = np.concatenate([[0], np.cumsum(samples_W)])
+    parts = []
+    for first, last in pairwise(bounds):
+        lookups = slice(int(ends[first]), int(ends[last]))
+        lengths = lengths_SF[first:last].ravel() if bags else lengths_SF[:0].ravel()
+        own = label[first:last] if len(label) else label
+        part = Part(int(last - first), lookups, lengths, dense[first:last], own, rows[lookups])
+        parts.append(part)
+    return parts
+
+
+def _replicas(plan: Plan, order: TouchOrder, places: Places) -> list[tuple[I32, I32]]:
+    """By arena, for the rows whose gradients are all-reduced: slots and touches, rows x workers."""
+    chosen = plan.replicated_U if len(plan.replica_UW) else np.empty(0, np.int64)
+    arena_U, first_WA = plan.rows.arena_U[chosen], places.first_slot_WA
+    number_UW = np.full((len(plan.rows.rows_U), places.num_workers), -1, np.int32)
+    if len(chosen):
+        number_UW[plan.touches.unique_T, plan.touches.worker_T] = order.number_T
+    found = []
+    for arena in range(places.num_arenas):
+        inside = arena_U == arena
+        slots = plan.replica_UW[inside] - first_WA[:, arena].astype(np.int32)
+        found.append((slots, number_UW[chosen[inside]]))
+    return found
+
+
+def _worker_note(
+    about: About,
+    listing: Sequence[Array],
+    sizes: list[list[int]],
+    lists: Sequence[Array],
+    part: Part,
+) -> list[Array]:
+    return [
+        about.array(),
+        *listing,
+        np.array(sizes, np.int32).ravel(),
+        *lists,
+        part.lengths,
+        part.dense.ravel(),
+        part.label,
+        part.rows.astype(np.int32),
+    ]
+
+
+def step_notes(
+    plan: Plan, places: Places, feed: Feed, flags: int
+) -> tuple[list[list[Array]], list[list[Array]]]:
+    """Notes of a step for all shards and all workers."""
+    order = order_touches(plan, places)
+    script = step_script(plan, order.number_T, places)
+    touch_of = plan.touches.touch_of_lookup
+    number_L = np.full(len(touch_of), -1, np.int32)
+    number_L[touch_of >= 0] = order.number_T[touch_of[touch_of >= 0]]
+    replicas = _replicas(plan, order, places)
+    parts = deal(plan.now.batch, plan.touches.sample_order_S, plan.samples_W, feed)
+    hits, touched = plan.hits
+    workers = []
+    for worker, part in enumerate(parts):
+        about = About(plan.step, len(plan.now.batch), part.num_samples, flags, hits, touched)
+        slots = order.slot_WA[worker]
+        sizes = [
+            order.local_WA[worker].tolist(),
+            [len(own) for own in slots],
+            [len(slots_UW) for slots_UW, _ in replicas],
+        ]
+        lists = [
+            np.concatenate(slots),
+            np.concatenate([slots_UW[:, worker] for slots_UW, _ in replicas]),
+            np.concatenate([touch_UW[:, worker] for _, touch_UW in replicas]),
+            number_L[part.lookups],
+        ]
+        workers.append(_worker_note(about, script.workers[worker], sizes, lists, part))
+    return _shard_notes(plan.step, script), workers
+
+
+def _shard_notes(step: int, script: Script) -> list[list[Array]]:
+    about = np.array([step], np.int64)
+    return [[about, *listing] for listing in script.shards]
+
+
+def look_notes(
+    batch: Batch, step: int, places: Places, feed: Feed
+) -> tuple[list[list[Array]], list[list[Array]]]:
+    """Notes of an evaluation batch: samples in even blocks, rows pulled past the caches."""
+    workers, arenas = places.num_workers, places.num_arenas
+    worker_S = (np.arange(len(batch)) * workers // max(1, len(batch))).astype(np.int32)
+    rows_U = np.empty(len(batch.rows), np.int64)
+    unique_L = np.empty(len(batch.rows), np.int32)
+    table = np.zeros(1 << max(4, (5 * len(batch.rows) // 4).bit_length()), np.int32)
+    count = distinct(batch.rows, table, rows_U, unique_L)
+    lookups = Lookups(unique_L, np.ascontiguousarray(batch.sample_offsets))
+    touched = touches(lookups, worker_S, workers, count, np.empty(0, np.int32))
+    rows_T = rows_U[touched.unique_T]
+    arena_T = places.setup.arena_of(rows_T).astype(np.int64)
+    number_T = _numbers(touched.worker_T * arenas + arena_T, workers * arenas)
+    fixed = np.zeros(len(rows_T), np.int64)
+    script = write(
+        Entries(
+            fixed + EARLY_PULL,
+            touched.worker_T.astype(np.int64),
+            rows_T % places.num_shards,
+            arena_T,
+            fixed + VALUE,
+            fixed + MISS_PULL,
+            number_T,
+            places.local(rows_T).astype(np.int32),
+        ),
+        places,
+    )
+    number_L = np.where(touched.touch_of_lookup >= 0, number_T[touched.touch_of_lookup], -1)
+    counts_WA = np.bincount(touched.worker_T * arenas + arena_T, minlength=workers * arenas)
+    samples_W = np.bincount(worker_S, minlength=workers)
+    notes = []
+    for worker, part in enumerate(deal(batch, touched.sample_order_S, samples_W, feed)):
+        counts = counts_WA[worker * arenas : (worker + 1) * arenas].tolist()
+        sizes = [[0] * arenas, counts, [0] * arenas]
+        slots = np.concatenate([np.arange(n, dtype=np.int32) for n in counts])
+        none = np.empty(0, np.int32)
+        lists = [slots, none, none, number_L[part.lookups].astype(np.int32)]
+        about = About(step, len(batch), part.num_samples)
+        notes.append(_worker_note(about, script.workers[worker], sizes, lists, part))
+    return _shard_notes(step, script), notes
+
+
+def _numbers(box: I64, num_boxes: int) -> I32:
+    """Number of each entry within its box, in order."""
+    order = np.argsort(box, kind="stable")
+    counts = np.bincount(box, minlength=num_boxes)
+    numbers = np.empty(len(box), np.int32)
+    numbers[order] = np.arange(len(box)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return numbers
+
+
+def read_work(arrays: Sequence[Array], num_arenas: int, feed: Feed) -> Work:
+    """A worker's step out of the coordinator's note."""
+    about_, heads, index, sizes, slots, hot_slots, hot_touches, touch_L, *dealt = arrays
+    about = About(*about_.tolist())
+    local, total, hot = sizes.reshape(3, num_arenas).tolist()
+    bounds, hot_bounds = np.cumsum(total)[:-1], np.cumsum(hot)[:-1]
+    touch = np.asarray(touch_L, np.int32)
+    samples = _dealt(about.num_samples, dealt, feed)
+    if not about.num_samples:
+        touch = np.full(len(samples.ids), -1, np.int32)
+    return Work(
+        about,
+        Orders.read(heads, index),
+        local,
+        np.split(np.asarray(slots, np.int32), bounds),
+        np.split(np.asarray(hot_slots, np.int32), hot_bounds),
+        np.split(np.asarray(hot_touches, np.int32), hot_bounds),
+        touch,
+        samples,
+    )
+
+
+def _dealt(num_samples: int, arrays: Sequence[Array], feed: Feed) -> Dealt:
+    """A worker's samples. Without any, one blank sample: the user's loop runs at every step."""
+    lengths, dense, label, rows = arrays
+    schema = feed.schema
+    fields = schema.num_fields
+    if not num_samples:
+        blank = feed.blank()
+        offsets = np.concatenate([[0], np.cumsum(blank)]).astype(np.int64)
+        return Dealt(
+            1,
+            np.zeros((1, feed.num_columns), np.float32),
+            np.zeros(int(schema.labelled), np.float32),
+            offsets,
+            np.full(int(offsets[-1]), -1, np.int64),
+        )
+    per_bag = lengths if len(lengths) else np.ones(num_samples * fields, np.int32)
+    offsets = np.concatenate([[0], np.cumsum(per_bag, dtype=np.int64)])
+    ids = np.empty(0, np.int64)
+    if feed.sends_ids:
+        found = rows.astype(np.int64)
+        table = np.searchsorted(schema.first_rows, found, side="right") - 1
+        ids = np.where(found < 0, -1, found - schema.first_rows[table])
+    return Dealt(
+        num_samples,
+        np.asarray(dense, np.float32).reshape(num_samples, -1),
+        np.asarray(label, np.float32),
+        offsets,
+        ids,
+    )

@@ -1,0 +1,80 @@
+"""Where a row lies: its shard, its arena, and its number among the shard's rows of that arena."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.policy.setup import Setup
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Row r is kept by shard r mod K. Axes: K shards, T tables, A arenas, W workers."""
+
+    setup: Setup
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the job."""
+        return self.setup.cluster.num_shards
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the job."""
+        return self.setup.num_workers
+
+    @property
+    def num_arenas(self) -> int:
+        """Distinct widths."""
+        return len(self.setup.arenas)
+
+    @cached_property
+    def first_slot_WA(self) -> I64:
+        """First slot of each worker's arenas."""
+        capacity = self.setup.capacity_WA
+        return np.cumsum(capacity, 1) - capacity
+
+    def local(self, rows: I64) -> I64:
+        """Number of each row in its shard's arena."""
+        shards, table = self.num_shards, self.setup.table_of(rows)
+        first = self.setup.schema.first_rows[table]
+        lowest = first + (rows - first) % shards  # first row of the table in the same shard
+        return self._before_KT[rows % shards, table] + (rows - lowest) // shards
+
+    def rows_of(self, shard: int, table: int) -> I64:
+        """Rows of a table that a shard holds, in the order of their numbers."""
+        first, last = self.setup.schema.first_rows[table : table + 2]
+        return np.arange(first + (shard - first) % self.num_shards, last, self.num_shards)
+
+    @cached_property
+    def _before_KT(self) -> I64:
+        """Rows of earlier tables of the same arena, by shard and table."""
+        counts_KT, setup = self.counts_KT, self.setup
+        before = np.zeros_like(counts_KT)
+        for width in setup.arenas:
+            tables = [t for t, own in enumerate(setup.widths) if own == width]
+            before[:, tables] = np.cumsum(counts_KT[:, tables], 1) - counts_KT[:, tables]
+        return before
+
+    @cached_property
+    def counts_KT(self) -> I64:
+        """Rows of each table that each shard holds."""
+        shards, first = self.num_shards, self.setup.schema.first_rows
+        k = np.arange(shards)[:, None]
+        # Rows r in [a, b) with r % K == k: those below b less those below a.
+        return (first[1:] - k + shards - 1) // shards - (first[:-1] - k + shards - 1) // shards
+
+    @cached_property
+    def counts_KA(self) -> I64:
+        """Rows of each arena that each shard holds."""
+        sums = [
+            self.counts_KT[:, [t for t, own in enumerate(self.setup.widths) if own == width]].sum(1)
+            for width in self.setup.arenas
+        ]
+        return np.stack(sums, 1)

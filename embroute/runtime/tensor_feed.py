@@ -1,0 +1,282 @@
+"""Batches of a user's own loader: nests of tensors, and the ids in them that layers look up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embroute.data.batch import PADDING, Batch
+from embroute.data.schema import Field, Schema, Table
+from embroute.runtime.feed import Call, Dealt
+
+Lookup = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # ids, or flat ids and bag offsets
+Lookups = Callable[..., Mapping[str, Lookup | Sequence[Lookup]]]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A routed layer of the user's model."""
+
+    name: str
+    num_rows: int
+    width: int
+    bag: bool
+    mean: bool = False
+    padding: int | None = None
+
+
+class _Asked(NamedTuple):
+    """One look-up in a batch: ids, and offsets where bags differ in length."""
+
+    table: int
+    ids: torch.Tensor
+    offsets: torch.Tensor | None
+
+
+def flatten(tree: object, leaves: list[torch.Tensor]) -> object:
+    """A nest of dicts, lists and tuples as JSON, its tensors as numbers into `leaves`."""
+    if isinstance(tree, torch.Tensor):
+        leaves.append(tree)
+        return len(leaves) - 1
+    if isinstance(tree, Mapping):
+        return {"dict": [[str(key), flatten(value, leaves)] for key, value in tree.items()]}
+    if isinstance(tree, list | tuple):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [flatten(value, leaves) for value in tree]}
+    raise ValueError(
+        f"a batch may hold tensors in dicts, lists and tuples, got {type(tree).__name__}"
+    )
+
+
+def unflatten(tree: object, leaves: Sequence[torch.Tensor]) -> object:
+    """The nest that `flatten` took apart."""
+    if isinstance(tree, int):
+        return leaves[tree]
+    assert isinstance(tree, dict)
+    ((kind, items),) = tree.items()
+    if kind == "dict":
+        return {key: unflatten(value, leaves) for key, value in items}
+    values = [unflatten(value, leaves) for value in items]
+    return values if kind == "list" else tuple(values)
+
+
+@dataclass
+class TensorFeed:
+    """A user's batches. Tensors that are looked up travel as rows, all others column by column."""
+
+    layers: Sequence[Layer]
+    lookups: Lookups
+    device: str = "cpu"
+    sends_ids: bool = True
+    calls: tuple[Call, ...] = ()
+    _tree: object = None
+    _columns: tuple[tuple[str, tuple[int, ...], int], ...] = ()  # type, shape, look-up or -1
+
+    @property
+    def schema(self) -> Schema:
+        """A table per layer, a field per id of a sample or per bag."""
+        tables = tuple(Table(layer.name, layer.num_rows) for layer in self.layers)
+        fields = tuple(
+            Field(f"{self.layers[call.table].name}.{i}", call.table, call.bag)
+            for call in self.calls
+            for i in range(call.last - call.first)
+        )
+        return Schema(tables, fields)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of four bytes that hold what is not looked up."""
+        sizes = [
+            int(np.prod(tail, dtype=int)) * getattr(torch, name).itemsize
+            for name, tail, call in self._columns
+            if call < 0
+        ]
+        return sum(-(-size // 4) for size in sizes)
+
+    def learn(self, item: object) -> str:
+        """The nest of the batch, the type and shape of its tensors, the look-ups in it."""
+        leaves: list[torch.Tensor] = []
+        tree = flatten(item, leaves)
+        asked = self._asked(item)
+        calls, first = [], 0
+        for entry in asked:
+            bag = self.layers[entry.table].bag
+            tail = () if bag else tuple(entry.ids.shape[1:])
+            last = first + int(np.prod(tail, dtype=int))
+            calls.append([entry.table, first, last, list(tail), bag])
+            first = last
+        columns = [
+            [str(leaf.dtype)[6:], list(leaf.shape[1:]), self._looked_up(leaf, asked)]
+            for leaf in leaves
+        ]
+        shape = json.dumps({"tree": tree, "calls": calls, "columns": columns})
+        self.recall(shape)
+        return shape
+
+    def recall(self, shape: str) -> None:
+        """Know the shape of batches without having seen one."""
+        known = json.loads(shape)
+        self._tree = known["tree"]
+        self.calls = tuple(
+            Call(table, first, last, tuple(tail), bag)
+            for table, first, last, tail, bag in known["calls"]
+        )
+        self._columns = tuple((name, tuple(tail), call) for name, tail, call in known["columns"])
+
+    @staticmethod
+    def _looked_up(leaf: torch.Tensor, asked: Sequence[_Asked]) -> int:
+        """Twice the number of the look-up a tensor is, plus one for its offsets; or -1."""
+        for number, entry in enumerate(asked):
+            if leaf is entry.ids:
+                return 2 * number
+            if leaf is entry.offsets:
+                return 2 * number + 1
+        return -1
+
+    def _asked(self, item: object) -> list[_Asked]:
+        named = self.lookups(item)
+        names = [layer.name for layer in self.layers]
+        if set(named) != set(names):
+            raise ValueError(
+                f"lookups must name the routed layers {', '.join(names)}, got {', '.join(named)}"
+            )
+        asked = []
+        for table, name in enumerate(names):
+            value = named[name]
+            pair = isinstance(value, tuple) and len(value) == 2 and self.layers[table].bag
+            entries = [value] if pair or isinstance(value, torch.Tensor) else list(value)
+            for entry in entries:
+                ids, offsets = entry if isinstance(entry, tuple) else (entry, None)
+                asked.append(_Asked(table, ids, offsets))
+        return asked
+
+    def batch(self, item: object) -> Batch:
+        """Rows of all look-ups, sample by sample; other tensors as opaque columns."""
+        asked = self._asked(item)
+        size = _num_samples(asked[0])
+        leaves: list[torch.Tensor] = []
+        if flatten(item, leaves) != self._tree:
+            raise ValueError("a batch has another nest of tensors than the first one had")
+        parts = [
+            _columns(leaf, size, column)
+            for leaf, column in zip(leaves, self._columns, strict=True)
+            if column[2] < 0
+        ]
+        dense = np.concatenate([np.zeros((size, 0), np.float32), *parts], 1)
+        rows, offsets = self._rows(asked, size)
+        fields = self.calls[-1].last
+        return Batch(rows, offsets, dense, np.empty(0, np.float32), fields)
+
+    def _rows(self, asked: Sequence[_Asked], size: int) -> tuple[I64, I64]:
+        """Global rows sample by sample, and the offsets of bags."""
+        first_rows, fields = self.schema.first_rows, self.calls[-1].last
+        lengths = np.ones((size, fields), np.int64)
+        found = []
+        for entry, call in zip(asked, self.calls, strict=True):
+            rows, counts = self._global(entry, int(first_rows[entry.table]), size)
+            lengths[:, call.first : call.last] = counts
+            found.append(rows)
+        offsets = np.zeros(size * fields + 1, np.int64)
+        np.cumsum(lengths.ravel(), out=offsets[1:])
+        out = np.empty(offsets[-1], np.int64)
+        for rows, call in zip(found, self.calls, strict=True):
+            starts = offsets[:-1].reshape(size, fields)[:, call.first : call.last].ravel()
+            counts = lengths[:, call.first : call.last].ravel()
+            within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            out[np.repeat(starts, counts) + within] = rows
+        return out, offsets
+
+    def _global(self, entry: _Asked, first_row: int, size: int) -> tuple[I64, I64]:
+        """Global rows of a look-up, and how many each sample has per field."""
+        layer, ids = self.layers[entry.table], entry.ids.detach().cpu().numpy().astype(np.int64)
+        if _num_samples(entry) != size:
+            raise ValueError(
+                f"lookups: {layer.name} has {_num_samples(entry)} samples, others have {size}"
+            )
+        if layer.bag and entry.offsets is None and ids.ndim != 2:
+            raise ValueError(
+                f"lookups: {layer.name} is an EmbeddingBag: give ids of shape (samples, ids) or a "
+                f"pair of flat ids and offsets, got shape {tuple(ids.shape)}"
+            )
+        flat = ids.ravel()
+        wrong = (flat < 0) | (flat >= layer.num_rows)
+        if wrong.any():
+            raise ValueError(
+                f"{layer.name}: id {int(flat[wrong][0])} is not between 0 and {layer.num_rows - 1}"
+            )
+        rows = np.where(flat == layer.padding, PADDING, flat + first_row)
+        if entry.offsets is None:
+            return rows, np.array(ids.shape[1] if layer.bag else 1)
+        bounds = np.append(entry.offsets.cpu().numpy().astype(np.int64), len(flat))[: size + 1]
+        return rows, np.diff(bounds)[:, None]
+
+    def part(self, dealt: Dealt) -> object:
+        """The same nest, with a worker's samples."""
+        lookups = [self._looked(call, dealt) for call in self.calls]
+        leaves, at = [], 0
+        for name, tail, call in self._columns:
+            dtype = getattr(torch, name)
+            if call >= 0:
+                leaf = lookups[call // 2][call % 2].to(self.device, dtype)
+                flat = call % 2 or (self.calls[call // 2].bag and not tail)
+                leaves.append(leaf if flat else leaf.reshape(dealt.num_samples, *tail))
+                continue
+            size = int(np.prod(tail, dtype=int)) * dtype.itemsize
+            width = -(-size // 4)
+            raw = np.ascontiguousarray(dealt.dense[:, at : at + width]).view(np.uint8)[:, :size]
+            leaf = torch.from_numpy(raw.copy()).view(dtype)
+            leaves.append(leaf.reshape(dealt.num_samples, *tail).to(self.device))
+            at += width
+        return unflatten(self._tree, leaves)
+
+    def blank(self) -> I64:
+        """Ids per field of a sample that touches no row."""
+        lengths = np.ones(self.calls[-1].last, np.int64)
+        for _, tail, call in self._columns:
+            if call >= 0 and call % 2 == 0 and self.calls[call // 2].bag:
+                lengths[self.calls[call // 2].first] = int(np.prod(tail)) if tail else 0
+        return lengths
+
+    def ids_of(self, call: Call, dealt: Dealt) -> torch.Tensor:
+        """What the layer of a look-up will be asked for."""
+        return self._looked(call, dealt)[0]
+
+    def _looked(self, call: Call, dealt: Dealt) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids, and offsets, of a worker's samples."""
+        fields = self.calls[-1].last
+        lengths = np.diff(dealt.offsets).reshape(-1, fields)[:, call.first : call.last].ravel()
+        starts = dealt.offsets[:-1].reshape(-1, fields)[:, call.first : call.last].ravel()
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        ids = dealt.ids[np.repeat(starts, lengths) + within]
+        padding = self.layers[call.table].padding
+        found = torch.from_numpy(np.where(ids < 0, 0 if padding is None else padding, ids))
+        offsets = torch.from_numpy(np.cumsum(lengths) - lengths)
+        return found, offsets
+
+
+def _num_samples(entry: _Asked) -> int:
+    return len(entry.ids) if entry.offsets is None else len(entry.offsets)
+
+
+def _columns(
+    leaf: torch.Tensor, size: int, column: tuple[str, tuple[int, ...], int]
+) -> npt.NDArray[np.float32]:
+    """A tensor's bytes, sample by sample, in whole columns of four bytes."""
+    name, tail, _ = column
+    if tuple(leaf.shape) != (size, *tail) or str(leaf.dtype)[6:] != name:
+        raise ValueError(
+            f"a tensor of a batch has shape {tuple(leaf.shape)} and type {leaf.dtype}, expected "
+            f"{(size, *tail)} and {name}: samples come first, the rest never changes"
+        )
+    raw = leaf.detach().cpu().contiguous().view(torch.uint8).reshape(size, -1).numpy()
+    width = -(-raw.shape[1] // 4) * 4
+    out = np.zeros((size, width), np.uint8)
+    out[:, : raw.shape[1]] = raw
+    return out.view(np.float32)

@@ -1,0 +1,127 @@
+"""A worker's rows: its cache, and the thread that fills it before each step and empties it after.
+
+The user's loop computes; beside it the early phase of the next step runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from embroute.kernels.rows import Floats
+from embroute.runtime.exchange import Channel
+from embroute.runtime.meter import Meter
+from embroute.runtime.notes import Work
+from embroute.runtime.parcels import Item, Pending, Staged, parcel_bytes, unwrap, wrap
+from embroute.runtime.script import (
+    EARLY_LEAVE,
+    EARLY_PULL,
+    EARLY_PUSH,
+    LATE_PULL,
+    LAZY_UPDATE,
+    URGENT_LEAVE,
+    URGENT_PUSH,
+    URGENT_UPDATE,
+    Block,
+    Orders,
+)
+from embroute.runtime.store import CacheStore, Widths
+
+
+class Rows:
+    """Carries out the phases of each step on the worker's side.
+
+    `finish` may run beside `early` of the next step: they share no slot, and no list.
+    """
+
+    def __init__(
+        self, store: CacheStore, widths: Widths, channel: Channel, shards: Sequence[str]
+    ) -> None:
+        self.store, self.widths, self.channel, self.shards = store, widths, channel, shards
+        self.meter = Meter()
+        self._lazy: Pending[Staged] = Pending()
+        self._leaving: Pending[Staged] = Pending()
+        self._urgent: list[Staged] = []
+        self._rates: dict[int, float] = {}
+
+    def early(self, step: int, orders: Orders) -> None:
+        """Beside the compute of the step before: what neither end needs for it."""
+        began = time.perf_counter()
+        leaving = self._stage(step, orders.at(EARLY_LEAVE))
+        pushes = self._lazy.take(step) + self._leaving.take(step)
+        pushes += self._stage(step, orders.at(EARLY_PUSH))
+        self._swap(pushes, orders.at(EARLY_PULL))
+        self._leaving.add(step + 1, leaving)
+        self.meter.seconds["early"] += time.perf_counter() - began
+
+    def urgent(self, step: int, orders: Orders) -> None:
+        """Between two computes: updates that others wait for, rows that had to wait for them."""
+        began = time.perf_counter()
+        leaving = self._stage(step, orders.at(URGENT_LEAVE))
+        pushes = self._urgent + self._stage(step - 1, orders.at(URGENT_PUSH))
+        self._swap(pushes, orders.at(LATE_PULL))
+        self._urgent = []
+        self._leaving.add(step + 1, leaving)
+        self.meter.seconds["urgent"] += time.perf_counter() - began
+        self.meter.steps += 1
+
+    def finish(self, work: Work, grads: Sequence[Floats], lr: float) -> None:
+        """After the backward pass: update own rows, copy out what leaves."""
+        began = time.perf_counter()
+        self.store.optimizer = self.store.optimizer.with_lr(lr)
+        recent = {step: rate for step, rate in self._rates.items() if step > work.step - 3}
+        self._rates = {**recent, work.step: lr}
+        for arena, count in enumerate(work.local_A):
+            slots = work.slot_AT[arena][:count]
+            self.store.apply(arena, slots, grads[arena][:count], work.step)
+        self._urgent = self._stage(work.step, work.orders.at(URGENT_UPDATE), grads)
+        lazy = self._stage(work.step, work.orders.at(LAZY_UPDATE), grads)
+        self._lazy.add(work.step + 2, lazy)
+        self.meter.seconds["update"] += time.perf_counter() - began
+
+    def drain(self, step: int, orders: Orders) -> None:
+        """Bring every update home."""
+        pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
+        self._swap(pushes + self._stage(step, orders.at(URGENT_PUSH)), [])
+        self._urgent = []
+
+    def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
+        """Rows as they are at the shards, outside of the cache."""
+        return [rows for _, rows in self._receive([], blocks)]
+
+    def _stage(
+        self, step: int, blocks: Sequence[Block], grads: Sequence[Floats] = ()
+    ) -> list[Staged]:
+        return [Staged(Item(step, block), self.store.read(block, grads)) for block in blocks]
+
+    def _swap(self, pushes: Sequence[Staged], pulls: Sequence[Block]) -> None:
+        for block, rows in self._receive(pushes, pulls):
+            self.store.write(block, rows)
+
+    def _receive(
+        self, pushes: Sequence[Staged], pulls: Sequence[Block]
+    ) -> list[tuple[Block, Floats]]:
+        """Send pushes and receive pulls, one message per shard and direction."""
+        sends, receives, expected = [], [], []
+        for shard, name in enumerate(self.shards):
+            own = [entry for entry in pushes if entry.item.block.peer == shard]
+            if own:
+                sends.append((name, wrap(own, self._rates)))
+            items = [Item(0, block) for block in pulls if block.peer == shard]
+            if items:
+                size = parcel_bytes(items, self.widths)
+                receives.append((name, np.empty(size, np.uint8)))
+                expected.append(items)
+        self.channel.swap(sends, receives)
+        arrived = [
+            (entry.item.block, entry.rows)
+            for items, (_, data) in zip(expected, receives, strict=True)
+            for entry in unwrap(items, data, self.widths).blocks
+        ]
+        for entry in pushes:
+            self.meter.block(entry.item.block, entry.rows.nbytes)
+        for block, rows in arrived:
+            self.meter.block(block, rows.nbytes)
+        return arrived

@@ -1,0 +1,245 @@
+"""A small job for tests: a model with bags and mixed widths, skewed data, plain torch beside it.
+
+Everything is float64, so that results may be compared to the last few digits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from embroute.cluster import uniform
+from embroute.config import Size
+from embroute.data.schema import Schema, Table
+from embroute.policy.setup import Setup
+from embroute.runtime.meter import Meter
+from embroute.runtime.optim import RowWiseAdagrad
+from embroute.runtime.places import Places
+from embroute.runtime.prepare import Prepared, Settings, prepare
+from embroute.runtime.seat import Seat
+from embroute.runtime.tensor_feed import Lookup
+
+torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
+
+SIZES, WIDTHS = {"user": 40, "tags": 25, "items": 30}, (4, 8, 4)
+BATCH = 24
+Batch = dict[str, torch.Tensor]
+
+
+class Model(nn.Module):
+    """An Embedding, an EmbeddingBag of ragged bags, and an Embedding asked for two ids at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(40, 4)
+        self.tags = nn.EmbeddingBag(25, 8, mode="mean")
+        self.items = nn.Embedding(30, 4, padding_idx=0)
+        self.top = nn.Sequential(nn.Linear(4 + 8 + 8 + 1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Scores of the samples."""
+        tags = self.tags(batch["tags"], batch["offsets"])
+        parts = [self.user(batch["user"]), tags, self.items(batch["items"]).flatten(1)]
+        score: torch.Tensor = self.top(torch.cat([*parts, batch["age"][:, None]], 1))
+        return score.squeeze(1)
+
+
+def _first_model() -> Model:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return Model().double()
+
+
+_FIRST = _first_model()  # ranks are threads, and torch has one generator for all of them
+
+
+def new_model() -> Model:
+    """The same model at every call."""
+    return copy.deepcopy(_FIRST)
+
+
+def lookups(batch: Batch) -> dict[str, Lookup | Sequence[Lookup]]:
+    """What the layers look up."""
+    return {
+        "user": batch["user"],
+        "tags": (batch["tags"], batch["offsets"]),
+        "items": batch["items"],
+    }
+
+
+def batches(seed: int, steps: int) -> list[Batch]:
+    """Skewed ids, bags of nought to three, a short last batch."""
+    found = []
+    for step in range(steps):
+        rng = np.random.default_rng([seed, step])
+        size = BATCH if step < steps - 1 else 5
+        lengths = rng.integers(0, 4, size)
+
+        def ids(name: str, shape: Sequence[int], rng: np.random.Generator = rng) -> torch.Tensor:
+            drawn = SIZES[name] * rng.random(shape) ** 3
+            return torch.from_numpy(drawn.astype(np.int64))
+
+        found.append(
+            {
+                "user": ids("user", (size,)),
+                "tags": ids("tags", (int(lengths.sum()),)),
+                "offsets": torch.from_numpy(np.cumsum(lengths) - lengths),
+                "items": ids("items", (size, 2)),
+                "age": torch.from_numpy(rng.random(size)),
+                "label": torch.from_numpy((rng.random(size) < 0.4).astype(np.float64)),
+            }
+        )
+    return found
+
+
+def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean log-loss."""
+    return nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
+
+
+Optimizers = list[torch.optim.Optimizer]
+
+
+def optimizers_of(name: str, model: Model) -> Optimizers:
+    """An optimizer for the tables and one for the rest."""
+    rows = [model.user.weight, model.tags.weight, model.items.weight]
+    made: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(rows, lr=0.3),
+        "adagrad": lambda: torch.optim.Adagrad(rows, lr=0.2, initial_accumulator_value=0.1),
+        "adam": lambda: torch.optim.SparseAdam(rows, lr=0.05),
+        "rowwise-adagrad": lambda: RowWiseAdagrad(rows, lr=0.2),
+    }
+    return [made[name](), torch.optim.Adam(model.top.parameters(), lr=0.01)]
+
+
+def schedules_of(optimizers: Optimizers) -> list[torch.optim.lr_scheduler.LRScheduler]:
+    """A rate that changes at every step."""
+    decay = torch.optim.lr_scheduler.ExponentialLR
+    return [decay(optimizer, 0.995) for optimizer in optimizers]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run ended with: tables, and the dense part."""
+
+    tables: list[npt.NDArray[np.float64]]
+    dense: list[npt.NDArray[np.float64]]
+
+    def assert_equal(self, other: Trained, rtol: float = 1e-10, atol: float = 1e-12) -> None:
+        """Compare to the last few digits."""
+        pairs = zip(self.tables + self.dense, other.tables + other.dense, strict=True)
+        for mine, its in pairs:
+            np.testing.assert_allclose(mine, its, rtol=rtol, atol=atol)
+
+
+def plain(optimizer: str, stream: Sequence[Batch]) -> Trained:
+    """Single-process torch on the same batches."""
+    model = new_model()
+    if optimizer == "adam":
+        for layer in (model.user, model.tags, model.items):
+            layer.sparse = True
+    optimizers = optimizers_of(optimizer, model)
+    schedules = schedules_of(optimizers)
+    for batch in stream:
+        for one in optimizers:
+            one.zero_grad()
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.top.parameters(), 0.5)
+        for one in optimizers:
+            one.step()
+        for schedule in schedules:
+            schedule.step()
+    weights = (model.user.weight, model.tags.weight, model.items.weight)
+    return Trained([w.detach().numpy() for w in weights], dense_of(model))
+
+
+@cache
+def plain_cached(optimizer: str, seed: int, steps: int) -> Trained:
+    """The reference, made once a process."""
+    return plain(optimizer, batches(seed, steps))
+
+
+def dense_of(model: Model) -> list[npt.NDArray[np.float64]]:
+    """The dense part's values."""
+    return [p.detach().numpy() for p in model.top.parameters()]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One rank's end of a job: what it moved, and what it holds."""
+
+    meter: Meter
+    dense: list[npt.NDArray[np.float64]]
+    tables: list[npt.NDArray[np.float64]]  # of a shard: its rows of each table
+    losses: list[float]
+
+
+def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Settings) -> Result:
+    """The user's loop, as any rank of a job."""
+    model = new_model()
+    optimizers = optimizers_of(optimizer, model)
+    ready = prepare(model, optimizers, stream, seat, **settings)
+    schedules = schedules_of(optimizers)
+    losses = []
+    for batch in ready.loader:
+        for one in optimizers:
+            one.zero_grad()
+        assert ready.run is not None
+        ready.run.backward(loss_of(model, batch))  # type: ignore[arg-type]
+        nn.utils.clip_grad_norm_(model.top.parameters(), 0.5)
+        losses.append(ready.run.loss)
+        for one in optimizers:
+            one.step()
+        for schedule in schedules:
+            schedule.step()
+    return Result(ready.meter, dense_of(model), _tables(ready, seat), losses)
+
+
+def _tables(ready: Prepared, seat: Seat) -> list[npt.NDArray[np.float64]]:
+    if ready.shard is None:
+        return []
+    places = places_of(seat.num_workers, seat.num_shards)
+    found = []
+    for table, width in enumerate(WIDTHS):
+        rows = places.rows_of(seat.index, table)
+        records = ready.shard.store.records[places.setup.arenas.index(width)]
+        found.append(records[places.local(rows), :width].astype(np.float64))
+    return found
+
+
+def places_of(num_workers: int, num_shards: int) -> Places:
+    """Where rows lie in a job of this size."""
+    tables = tuple(Table(name, size) for name, size in SIZES.items())
+    return Places(Setup(Schema(tables, ()), uniform(num_workers, num_shards), WIDTHS))
+
+
+def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> Trained:
+    """The tables put together from all shards, and the last worker's dense part."""
+    places = places_of(num_workers, num_shards)
+    tables = []
+    for table, (size, width) in enumerate(zip(SIZES.values(), WIDTHS, strict=True)):
+        whole = np.full((size, width), np.nan)
+        for shard in range(num_shards):
+            ids = places.rows_of(shard, table) - places.setup.schema.first_rows[table]
+            whole[ids] = results[f"shard{shard}"].tables[table]
+        tables.append(whole)
+    return Trained(tables, results[f"worker{num_workers - 1}"].dense)
+
+
+def settings_of(policy: str, num_workers: int, cache_share: float = 0.75) -> Settings:
+    """Uneven quotas, the smallest caches that suit, every layer routed."""
+    shares = tuple(1.0 + worker for worker in range(num_workers))
+    return Settings(
+        policy=policy,
+        cache=Size(cache_share, "share"),
+        lookups=lookups,
+        min_rows=1,
+        quotas=shares,
+    )

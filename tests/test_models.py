@@ -1,0 +1,396 @@
+"""Models against slow formulas; look-ups, initial rows, and the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor, nn
+
+from embroute.data.batch import PADDING, Batch, one_hot
+from embroute.data.schema import Field, Schema, Table
+from embroute.data.synthetic import PRESETS, SyntheticSource
+from embroute.models.catalog import MODELS, ModelOptions, make_model, table_widths
+from embroute.models.embeddings import FieldEmbeddings
+from embroute.models.initial import BLOCK_ROWS, NORM, fill, initial_rows
+from embroute.models.samples import Samples, samples_of
+
+torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
+
+Vector = npt.NDArray[np.float64]
+Reference = Callable[[nn.Module, list[Vector], Vector], float]
+TABLES = (Table("user", 7), Table("item", 11), Table("place", 5))
+FIELDS = (Field("u", 0), Field("i", 1), Field("seen", 1, bag=True), Field("p", 2))
+BAGGY = Schema(TABLES, FIELDS, ("a", "b", "c"), labelled=True)
+SAMPLES = 9
+SMALL = ModelOptions(hidden=(6, 4), cross_layers=2, seed=3)
+
+
+def baggy_batch(schema: Schema = BAGGY, seed: int = 0) -> Batch:
+    """Bags of nought to three ids, some padding, in single fields too."""
+    rng = np.random.default_rng(seed)
+    rows: list[int] = []
+    lengths = []
+    for number in range(SAMPLES * schema.num_fields):
+        field = schema.fields[number % schema.num_fields]
+        lengths.append(int(rng.integers(4)) if field.bag else 1)
+        first, last = schema.first_rows[field.table : field.table + 2]
+        drawn = rng.integers(first, last, lengths[-1])
+        rows += [PADDING if rng.random() < 0.15 else int(row) for row in drawn]
+    return Batch(
+        np.array(rows, np.int64),
+        np.cumsum([0, *lengths]).astype(np.int64),
+        rng.standard_normal((SAMPLES, len(schema.dense))).astype(np.float32),
+        (rng.random(SAMPLES) < 0.5).astype(np.float32),
+        schema.num_fields,
+    )
+
+
+def tables_of(model: nn.Module) -> FieldEmbeddings:
+    return cast(FieldEmbeddings, model.embeddings)
+
+
+def model_of(
+    name: str, schema: Schema, dim: int | tuple[int, ...], options: ModelOptions = SMALL
+) -> nn.Module:
+    """A model in float64 whose rows are large enough for every term to matter."""
+    model = make_model(name, schema, dim, options).double()
+    with torch.no_grad():
+        for weight in tables_of(model).parameters():
+            weight.mul_(1 / NORM)
+    return model
+
+
+def pooled(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[Vector]:
+    """The sum or mean of each field's rows, one by one."""
+    out = []
+    for number, field in enumerate(embeddings.schema.fields):
+        bag = sample * batch.num_fields + number
+        rows = batch.rows[batch.offsets[bag] : batch.offsets[bag + 1]]
+        ids = [row - embeddings.schema.first_rows[field.table] for row in rows if row != PADDING]
+        weight = array(embeddings.tables[field.table].weight)
+        total = np.zeros(weight.shape[1])
+        for i in ids:
+            total += weight[i]
+        out.append(total / max(1, len(ids)) if embeddings.mode == "mean" else total)
+    return out
+
+
+def array(value: Tensor | nn.Module) -> Vector:
+    assert isinstance(value, Tensor)
+    return value.detach().numpy()
+
+
+def through(module: nn.Module | Tensor | None, x: Vector) -> Vector:
+    """Linear maps and ReLUs by their definitions."""
+    assert isinstance(module, nn.Module)
+    if isinstance(module, nn.Sequential):
+        for layer in module:
+            x = through(layer, x)
+    elif isinstance(module, nn.Linear):
+        x = array(module.weight) @ x + (0 if module.bias is None else array(module.bias))
+    else:
+        assert isinstance(module, nn.ReLU)
+        x = np.where(x > 0, x, 0)
+    return x
+
+
+def widened(maps: nn.Module | Tensor, vectors: list[Vector]) -> list[Vector]:
+    """Vectors at the largest width: the others through their matrix."""
+    widest = max(map(len, vectors))
+    pairs = zip(cast(nn.ModuleList, maps), vectors, strict=True)
+    return [x if len(x) == widest else array(one.weight) @ x for one, x in pairs]
+
+
+def wide_deep(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+    x = np.concatenate([record[:-1] for record in records] + [dense])
+    wide = sum(record[-1] for record in records)
+    return float(wide + through(model.last, through(model.deep, x))[0])
+
+
+def deepfm(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+    vectors = widened(cast(nn.Module, model.vectors).projections, [r[:-1] for r in records])
+    logit = sum(record[-1] for record in records)
+    logit += sum(float(a @ b) for a, b in combinations(vectors, 2))
+    if len(dense):
+        logit += through(model.dense_weight, dense)[0]
+    x = np.concatenate([*vectors, dense])
+    return float(logit + through(model.last, through(model.deep, x))[0])
+
+
+def dcn(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+    x0 = np.concatenate([*records, dense])
+    x = x0
+    for layer in cast(nn.ModuleList, model.cross):
+        x = np.array([x0[k] * through(layer, x)[k] + x[k] for k in range(len(x0))])
+    return float(through(model.last, np.concatenate([x, through(model.deep, x0)]))[0])
+
+
+def dlrm(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+    vectors = widened(cast(nn.Module, model.vectors).projections, records)
+    top = np.zeros(0)
+    if len(dense):
+        top = through(model.bottom, dense)
+        vectors = [top, *vectors]
+    dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
+    return float(through(model.last, through(model.top, np.concatenate([top, dots])))[0])
+
+
+def ncf(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+    user, item = records[:2]
+    m, n = len(user) // 2, len(item) // 2
+    product = np.prod(widened(model.factors, [user[:m], item[:n]]), 0)
+    deep = through(model.deep, np.concatenate([user[m:], item[n:], dense]))
+    return float(through(model.last, np.concatenate([product, deep]))[0])
+
+
+def wide_deep_het(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+    deep = dense
+    if len(dense):
+        first, second = (
+            layer for layer in cast(nn.Sequential, model.deep) if hasattr(layer, "bias")
+        )
+        deep = through(second, np.maximum(through(first, dense), 0))
+    return float(through(model.last, np.concatenate([*records, deep]))[0])
+
+
+FORMULAS: tuple[Reference, ...] = (wide_deep, deepfm, dcn, dlrm, ncf, wide_deep_het)
+REFERENCES = dict(zip(MODELS, FORMULAS, strict=True))
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "no-dense"])
+@pytest.mark.parametrize("dim", [4, (4, 2, 3)], ids=["equal", "mixed"])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("name", MODELS)
+def test_model_is_its_formula(
+    name: str, mode: str, dim: int | tuple[int, ...], dense: bool
+) -> None:
+    schema = BAGGY if dense else replace(BAGGY, dense=())
+    batch = baggy_batch(schema)
+    model = model_of(name, schema, dim, replace(SMALL, mode=mode))
+    logits = model(samples_of(batch, schema, torch.float64))
+    records = [pooled(tables_of(model), batch, s) for s in range(SAMPLES)]
+    dense_SD = batch.dense.astype(float)
+    expected = [REFERENCES[name](model, records[s], dense_SD[s]) for s in range(SAMPLES)]
+    assert logits.shape == (SAMPLES,)
+    np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-10, atol=1e-12)
+    assert np.std(expected) > 1e-3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_reach_every_parameter(name: str) -> None:
+    schema = Schema(TABLES[:2], FIELDS[:2], ("a",))
+    rows = np.array([[s % 7, 7 + s % 11] for s in range(40)])
+    rng = np.random.default_rng(1)
+    samples = samples_of(one_hot(rows, rng.random((40, 1), np.float32)), schema, torch.float64)
+    model = model_of(name, schema, (4, 3))
+    model(samples).sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.abs().sum() > 0, key
+    for weight in tables_of(model).parameters():
+        assert weight.grad is not None
+        assert (weight.grad.abs().sum(0) > 0).all(), "a column of the records is not used"
+
+
+def test_ncf_reads_the_named_fields_only() -> None:
+    samples = samples_of(baggy_batch(), BAGGY, torch.float64)
+    model = model_of("ncf", BAGGY, 4, replace(SMALL, fields=("p", "u")))
+    model(samples).sum().backward()
+    used = [weight.grad is not None for weight in tables_of(model).parameters()]
+    assert used == [True, False, True]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("hidden", [(), (5,)])
+def test_no_samples_and_few_layers(name: str, hidden: tuple[int, ...]) -> None:
+    model = make_model(name, BAGGY, 4, ModelOptions(hidden=hidden))
+    assert model(samples_of(baggy_batch(), BAGGY)).shape == (SAMPLES,)
+    assert model(samples_of(baggy_batch().slice(0, 0), BAGGY)).shape == (0,)
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"ncf"}))
+def test_one_field(name: str) -> None:
+    schema = Schema(TABLES[:1], FIELDS[:1], ("a",))
+    batch = one_hot(np.array([[3], [6]]), np.ones((2, 1), np.float32))
+    assert make_model(name, schema, 4, SMALL)(samples_of(batch, schema)).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("sum", [[[4, 40], [2, 20]], [[0, 0], [0, 0]]]), ("mean", [[[2, 20]] * 2, [[0, 0]] * 2])],
+)
+def test_padding_is_in_no_sum_and_no_count(mode: str, expected: list[list[list[int]]]) -> None:
+    schema = Schema((Table("t", 3),), (Field("f", 0, bag=True), Field("g", 0, bag=True)))
+    rows = np.array([0, PADDING, 2, 1, PADDING, PADDING])  # 0 - 2 | 1 || empty | - -
+    none = np.zeros((2, 0), np.float32)
+    samples = samples_of(Batch(rows, np.array([0, 3, 4, 4, 6]), none, none[0], 2), schema)
+    embeddings = FieldEmbeddings(schema, (2,), mode)
+    with torch.no_grad():
+        next(embeddings.parameters())[:] = torch.tensor([[1.0, 10], [2, 20], [3, 30]])
+    assert embeddings.stacked(samples).tolist() == expected
+
+
+class Elsewhere(nn.Module):
+    """Records looked up before; it has nothing of the tables but their two methods."""
+
+    def __init__(self, records: list[Tensor]) -> None:
+        super().__init__()
+        self.records = records
+
+    def forward(self, samples: Samples) -> list[Tensor]:
+        return self.records
+
+    def stacked(self, samples: Samples) -> Tensor:
+        return torch.stack(self.records, 1)
+
+
+@pytest.mark.parametrize("dim", [4, (4, 2, 3)], ids=["equal", "mixed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_may_be_looked_up_elsewhere(name: str, dim: int | tuple[int, ...]) -> None:
+    samples = samples_of(baggy_batch(), BAGGY)
+    model = make_model(name, BAGGY, dim, SMALL)
+    expected = model(samples)
+    model.embeddings = Elsewhere(tables_of(model)(samples))
+    assert torch.equal(model(replace(samples, ids=samples.ids[:0])), expected)
+
+
+def test_fields_have_their_tables_widths() -> None:
+    embeddings = FieldEmbeddings(BAGGY, (4, 2, 3))
+    shapes = [tuple(field.shape) for field in embeddings(samples_of(baggy_batch(), BAGGY))]
+    assert shapes == [(SAMPLES, width) for width in (4, 2, 2, 3)]
+    assert embeddings.field_widths == (4, 2, 2, 3)
+
+
+def test_samples_have_ids_within_tables() -> None:
+    schema = Schema(TABLES, (Field("p", 2), Field("u", 0)), ("a",))
+    batch = one_hot(np.array([[18, 3], [PADDING, 0]]), np.ones((2, 1), np.float32))
+    batch.rows.flags.writeable = False
+    samples = samples_of(batch, schema)
+    assert samples.ids.tolist() == [0, 3, PADDING, 0]
+    assert samples.offsets.tolist() == [0, 1, 2, 3, 4]
+    assert (len(samples), len(samples.label), samples.dense.dtype) == (2, 0, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(0, 5), (4090, 4100), (4096, 8192), (100, 12_000), (8191, 8192), (12_000, 12_000), (0, 0)],
+)
+def test_initial_rows_of_a_span_are_cut_out_of_the_whole(first: int, last: int) -> None:
+    whole = initial_rows(5, 2, 0, 3 * BLOCK_ROWS, 6)
+    span = initial_rows(5, 2, first, last, 6)
+    assert span.shape == (last - first, 6)
+    np.testing.assert_array_equal(span, whole[first:last])
+
+
+def test_initial_rows_differ_by_seed_table_and_block() -> None:
+    whole = initial_rows(5, 2, 0, 2 * BLOCK_ROWS, 16)
+    assert not np.isin(initial_rows(6, 2, 0, 10, 16), whole).any()
+    assert not np.isin(initial_rows(5, 3, 0, 10, 16), whole).any()
+    assert not np.isin(whole[:10], whole[BLOCK_ROWS:]).any()
+    assert whole.std() == pytest.approx(NORM / 4, rel=0.02)
+    assert abs(whole.mean()) < 0.001
+
+
+def test_fill_gives_tables_their_initial_rows() -> None:
+    schema = Schema((Table("a", 10), Table("b", BLOCK_ROWS + 3)), (Field("f", 0), Field("g", 1)))
+    embeddings = FieldEmbeddings(schema, (2, 3)).double()
+    fill(embeddings, 7)
+    for table, (rows, width) in enumerate([(10, 2), (BLOCK_ROWS + 3, 3)]):
+        expected = initial_rows(7, table, 0, rows, width)
+        np.testing.assert_array_equal(array(embeddings.tables[table].weight), expected)
+
+
+def dense_layers(model: nn.Module) -> dict[str, Tensor]:
+    state = model.state_dict()
+    return {key: value for key, value in state.items() if not key.startswith("embeddings.")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_seed_gives_the_same_model_and_leaves_torch_alone(name: str) -> None:
+    before = torch.random.get_rng_state()
+    one = make_model(name, BAGGY, (4, 2, 3), SMALL).state_dict()
+    torch.rand(5)
+    two = make_model(name, BAGGY, (4, 2, 3), SMALL).state_dict()
+    torch.random.set_rng_state(before)
+    other = make_model(name, BAGGY, (4, 2, 3), replace(SMALL, seed=4)).state_dict()
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not any(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tables_on_meta_take_no_memory_and_change_no_layer(name: str) -> None:
+    huge = replace(BAGGY, tables=tuple(replace(table, num_rows=2**40) for table in TABLES))
+    model = make_model(name, huge, 4, replace(SMALL, table_device="meta"))
+    assert all(weight.is_meta for weight in tables_of(model).parameters())
+    layers, same = dense_layers(model), dense_layers(make_model(name, BAGGY, 4, SMALL))
+    assert all(torch.equal(layers[key], same.pop(key)) for key in layers)
+    assert not same
+
+
+def test_record_widths() -> None:
+    widths = {name: table_widths(name, BAGGY, (8, 4, 2)) for name in MODELS}
+    assert widths == {
+        "wide-deep": (9, 5, 3),
+        "deepfm": (9, 5, 3),
+        "dcn": (8, 4, 2),
+        "dlrm": (8, 4, 2),
+        "ncf": (16, 8, 4),
+        "wide-deep-het": (8, 4, 2),
+    }
+    assert table_widths("deepfm", BAGGY, 8) == (9, 9, 9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_lowers_the_loss(name: str) -> None:
+    preset = PRESETS["criteo-kaggle"]
+    laws = tuple(replace(law, num_rows=min(law.num_rows, 200)) for law in preset.fields[:8])
+    knobs = replace(preset.knobs, samples=2048, click_rate=0.5)
+    source = SyntheticSource(replace(preset, fields=laws), knobs)
+    samples = samples_of(source.chunk(0), source.schema)
+    model = make_model(name, source.schema, 4, SMALL)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.binary_cross_entropy_with_logits(model(samples), samples.label)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.03
+
+
+ONE = Schema(TABLES[:1], FIELDS[:1])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: table_widths("lstm", BAGGY, 4), "--model must be one of wide-deep, deepfm, dcn, "),
+        (lambda: make_model("lstm", BAGGY, 4, SMALL), "got 'lstm'"),
+        (lambda: make_model("dcn", BAGGY, 0, SMALL), "--dim must be at least 1, got 0"),
+        (lambda: make_model("dcn", BAGGY, (4, 0, 2), SMALL), "--dim must be at least 1, got 0"),
+        (lambda: make_model("dcn", BAGGY, (4, 2), SMALL), "--dim names 2 widths, .* 3 tables"),
+        (lambda: make_model("ncf", ONE, 4, SMALL), "ncf needs two fields, .* has 1"),
+        (lambda: make_model("dlrm", ONE, 4, SMALL), "dlrm needs two fields, or dense columns"),
+        (
+            lambda: make_model("ncf", BAGGY, 4, ModelOptions(fields=("u", "x"))),
+            "ncf needs two fields of u, i, seen, p; got u, x",
+        ),
+        (lambda: make_model("dcn", BAGGY, 4, ModelOptions(mode="max")), "mode .* got 'max'"),
+        (lambda: ModelOptions(hidden=(8, 0)), r"hidden .* got \(8, 0\)"),
+        (lambda: ModelOptions(cross_layers=-1), "cross_layers .* got -1"),
+        (lambda: FieldEmbeddings(BAGGY, (4, 4)), "2 widths for 3 tables"),
+        (lambda: fill(FieldEmbeddings(ONE, (4,), device="meta"), 0), "table 'user' .* meta"),
+    ],
+)
+def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
