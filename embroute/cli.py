@@ -10,6 +10,7 @@ import embroute
 from embroute.commands.compare import compare
 from embroute.commands.data import data
 from embroute.commands.simulate import simulate_command
+from embroute.commands.train import train_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -21,6 +22,7 @@ def cli() -> None:
 cli.add_command(compare)
 cli.add_command(data)
 cli.add_command(simulate_command)
+cli.add_command(train_command)
 
 
 def main() -> None:

@@ -222,7 +222,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _load(path: Path) -> object:
+def load_yaml(path: Path) -> object:
     """What a YAML file holds; its faults are told in one line, with the line of the file."""
     try:
         # _Loader is a SafeLoader: it makes nothing but plain values.
@@ -236,7 +236,7 @@ def _load(path: Path) -> object:
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file: `hosts`, `workers`, `shards`, and optionally `coordinator`."""
-    given = _mapping(str(path), _load(path))
+    given = _mapping(str(path), load_yaml(path))
     _known(str(path), given, {"hosts", "workers", "shards", "coordinator"})
     named = _mapping(f"{path}: hosts", given.get("hosts"))
     hosts = [_read_host(path, name, value) for name, value in named.items()]

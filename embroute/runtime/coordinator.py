@@ -8,21 +8,25 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from embroute.data.batch import Batch
 from embroute.policy.decide import bring_home
 from embroute.policy.parts import Policy
-from embroute.policy.plan import Plan
+from embroute.policy.plan import Plan, traffic
 from embroute.policy.plans import plans
 from embroute.policy.state import State
 from embroute.runtime.feed import Feed
 from embroute.runtime.inbox import DRAIN, HELLO, LOOK, LOOKED, STEP, STOP, post
 from embroute.runtime.meter import Meter
-from embroute.runtime.notes import EPOCH_ENDS, LOOKS_AFTER, look_notes, step_notes
+from embroute.runtime.notes import EPOCH_ENDS, LAST_LOOK, LOOKS_AFTER, About, look_notes, step_notes
 from embroute.runtime.places import Places
 from embroute.runtime.script import drain_script
 from embroute.runtime.seat import Seat
+from embroute.runtime.shadow import Shadow
 from embroute.runtime.wire import Array
+
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Coordinator:
     feed: Feed
     schedule: Schedule
     held_out: Iterable[object] | None = None
+    shadow: Shadow | None = None
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
@@ -59,6 +64,7 @@ class Coordinator:
         for step in plans(self.policy, self._batches(loader, first_epoch), self.state):
             written = time.perf_counter()
             shards, workers = step_notes(step.plan, self.places, self.feed, self._flags(step.plan))
+            workers[0][-1] = self._figures(step.plan)
             self.meter.seconds["decide"] += step.decision_s + step.window_s
             self.meter.seconds["write"] += time.perf_counter() - written
             self._tell(STEP, [*shards, *workers])
@@ -68,6 +74,8 @@ class Coordinator:
                 break
         self.meter.seconds["run"] += time.perf_counter() - began
         self._drain()
+        if self.held_out is not None:
+            self._look(LAST_LOOK)
         self._tell(STOP, [[] for _ in self.seat.peers])
 
     def greet(self, shape: str) -> None:
@@ -97,6 +105,13 @@ class Coordinator:
             flags |= EPOCH_ENDS
         return flags
 
+    def _figures(self, plan: Plan) -> I64:
+        """Bytes over every worker's link, and row bytes in all: of this policy, and of another."""
+        moved = traffic(plan, self.state.setup)
+        link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
+        other = self.shadow.step(plan.now.batch) if self.shadow else 0
+        return np.array([*link_W, moved.bytes_WKIP.sum(), other], np.int64)
+
     def _looks_after(self, done: int) -> bool:
         every = self.schedule.look_every
         return self.held_out is not None and every > 0 and done % every == 0
@@ -105,7 +120,7 @@ class Coordinator:
         """What the schedule puts after a step."""
         if self._looks_after(done):
             self._drain()
-            self._look(done)
+            self._look(0)
 
     def _drain(self) -> None:
         """Bring every update home; copies stay where they are, clean."""
@@ -115,9 +130,10 @@ class Coordinator:
         listings = chain(script.shards, script.workers)
         self._tell(DRAIN, [[about, *listing] for listing in listings])
 
-    def _look(self, done: int) -> None:
+    def _look(self, flags: int) -> None:
         """Deal the held-out batches to all workers."""
+        about = About(self.state.step, 0, 0, flags)
         for item in self.held_out or ():
-            shards, workers = look_notes(self.feed.batch(item), done, self.places, self.feed)
+            shards, workers = look_notes(self.feed.batch(item), about, self.places, self.feed)
             self._tell(LOOK, [*shards, *workers])
         self._tell(LOOKED, [[] for _ in self.seat.peers])

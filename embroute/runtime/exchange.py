@@ -6,6 +6,7 @@ A channel belongs to one thread of each rank. Ranks are addressed by name.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,8 +71,9 @@ class GlooChannel:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The telling end of one of Gloo's messages, without its source file."""
-    return str(error).splitlines()[0].rpartition("] ")[2]
+    """The telling part of one of Gloo's messages, without its source file and advice."""
+    text = re.sub(r"^\[[^]]*\]\s*", "", str(error).splitlines()[0])
+    return text.partition(". ")[0]
 
 
 @dataclass

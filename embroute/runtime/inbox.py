@@ -112,3 +112,12 @@ def listen(channel: Channel) -> Handover[Note]:
 
     background("plans", work, notes)
     return notes
+
+
+def announce(seat_name: str, peers: Sequence[str], channel: Channel, text: str) -> str:
+    """Let every rank know what the coordinator knows; returns the coordinator's text."""
+    if seat_name != COORDINATOR:
+        return receive(channel).arrays[0].tobytes().decode()
+    body = np.frombuffer(text.encode(), np.uint8)
+    post(channel, HELLO, [(peer, [body]) for peer in peers])
+    return text

@@ -6,7 +6,7 @@ Axes: W workers, A arenas, T touches, L look-ups, U replicated rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -35,7 +35,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 # Flags of a step, for the user's loop.
-EPOCH_ENDS, LOOKS_AFTER = 1, 2
+EPOCH_ENDS, LOOKS_AFTER, LAST_LOOK = 1, 2, 4
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Work:
     replica_touch_AU: list[I32]  # -1 where this worker did not touch the row
     touch_L: I32
     dealt: Dealt
+    figures: I64  # for whoever watches; empty unless this is the first worker
 
     @property
     def step(self) -> int:
@@ -136,6 +137,7 @@ def _worker_note(
         part.dense.ravel(),
         part.label,
         part.rows.astype(np.int32),
+        np.empty(0, np.int64),
     ]
 
 
@@ -176,7 +178,7 @@ def _shard_notes(step: int, script: Script) -> list[list[Array]]:
 
 
 def look_notes(
-    batch: Batch, step: int, places: Places, feed: Feed
+    batch: Batch, about: About, places: Places, feed: Feed
 ) -> tuple[list[list[Array]], list[list[Array]]]:
     """Notes of an evaluation batch: samples in even blocks, rows pulled past the caches."""
     workers, arenas = places.num_workers, places.num_arenas
@@ -214,9 +216,9 @@ def look_notes(
         slots = np.concatenate([np.arange(n, dtype=np.int32) for n in counts])
         none = np.empty(0, np.int32)
         lists = [slots, none, none, number_L[part.lookups].astype(np.int32)]
-        about = About(step, len(batch), part.num_samples)
-        notes.append(_worker_note(about, script.workers[worker], sizes, lists, part))
-    return _shard_notes(step, script), notes
+        own = replace(about, global_samples=len(batch), num_samples=part.num_samples)
+        notes.append(_worker_note(own, script.workers[worker], sizes, lists, part))
+    return _shard_notes(about.step, script), notes
 
 
 def _numbers(box: I64, num_boxes: int) -> I32:
@@ -247,12 +249,13 @@ def read_work(arrays: Sequence[Array], num_arenas: int, feed: Feed) -> Work:
         np.split(np.asarray(hot_touches, np.int32), hot_bounds),
         touch,
         samples,
+        np.asarray(dealt[-1], np.int64),
     )
 
 
 def _dealt(num_samples: int, arrays: Sequence[Array], feed: Feed) -> Dealt:
     """A worker's samples. Without any, one blank sample: the user's loop runs at every step."""
-    lengths, dense, label, rows = arrays
+    lengths, dense, label, rows, _ = arrays
     schema = feed.schema
     fields = schema.num_fields
     if not num_samples:

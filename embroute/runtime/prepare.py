@@ -32,6 +32,7 @@ from embroute.runtime.routed import Desk, RoutedLayer
 from embroute.runtime.run import Courier, Dense, Rate, Run
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
+from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
 from embroute.runtime.store import CacheStore, ShardStore, Widths
 from embroute.runtime.tables import (
@@ -63,6 +64,7 @@ class Settings(TypedDict, total=False):
     decay: float
     seed: int
     device: str
+    compare_with: str
 
 
 class Loader:
@@ -236,6 +238,7 @@ def _coordinate(job: _Job, loader: Iterable[object]) -> Meter:
         job.feed,
         schedule,
         job.settings.get("held_out"),
+        Shadow(job.settings["compare_with"], setup) if "compare_with" in job.settings else None,
     )
     coordinator.greet(shape)
     coordinator.run(loader, chain([first], items))

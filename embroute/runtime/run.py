@@ -26,7 +26,7 @@ from embroute.runtime.inbox import (
     background,
     listen,
 )
-from embroute.runtime.notes import EPOCH_ENDS, LOOKS_AFTER, Work, read_work
+from embroute.runtime.notes import EPOCH_ENDS, LAST_LOOK, LOOKS_AFTER, Work, read_work
 from embroute.runtime.routed import Desk, Reading, RoutedLayer
 from embroute.runtime.script import Orders
 from embroute.runtime.seat import Seat
@@ -184,6 +184,7 @@ class Run:
         self.loss = math.nan
         self.work: Work | None = None
         self.finished = False
+        self._first_look: Look | None = None
         self._courier, self._desk, self._dense, self._rate = courier, desk, dense, rate
 
     @property
@@ -197,6 +198,8 @@ class Run:
             item = self._courier.ready.get()
             if isinstance(item, Stop):
                 self.finished = True
+            if isinstance(item, Look) and item.work.about.flags & LAST_LOOK:
+                self.finished, self._first_look = True, item
             if not isinstance(item, Work):
                 continue
             self.work = item
@@ -208,8 +211,10 @@ class Run:
                 return
 
     def held_out(self) -> Iterator[object]:
-        """This worker's samples of the held-out data; use it where `evaluation_due`."""
-        while isinstance(item := self._courier.ready.get(), Look):
+        """This worker's held-out samples; where `evaluation_due`, and once after the last step."""
+        first, self._first_look = self._first_look, None
+        while isinstance(item := first or self._courier.ready.get(), Look):
+            first = None
             self._desk.begin(self._reading(item.work, item.values, item.work.slot_AT))
             if item.work.about.num_samples:
                 yield self._courier.feed.part(item.work.dealt)

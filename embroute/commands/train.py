@@ -1,0 +1,116 @@
+"""`embroute train`: train a built-in model on this machine, or as a run file says."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import click
+
+from embroute.commands.data_options import data_options
+from embroute.data.open import DataOptions
+
+_OPTIONS = (
+    ("data", "A built-in name or a path."),
+    ("model", "wide-deep, deepfm, dcn, dlrm, ncf or wide-deep-het."),
+    ("dim", "Width of an embedding, e.g. 16 or 16,C1=8."),
+    ("hidden", "Widths of the dense layers."),
+    ("pooling", "Of bags: sum or mean."),
+    ("policy", "Which sample is trained where, which rows move when."),
+    ("cache", "Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB."),
+    ("batch", "Samples a worker and step."),
+    ("quotas", "Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
+    ("optimizer", "Of the rows: sgd, adagrad, rowwise-adagrad or adam."),
+    ("lr", "Learning rate of the rows."),
+    ("dense-optimizer", "Of everything else: adam, adamw, sgd or adagrad."),
+    ("dense-lr", "Learning rate of everything else."),
+    ("decay", "Weight decay of rows, each time they are touched."),
+    ("clip", "Largest norm of the dense gradients; 0: no limit."),
+    ("warmup-steps", "Steps over which the learning rates grow."),
+    ("epochs", "Passes over the data."),
+    ("steps", "Steps at most; 0: as many as the epochs have."),
+    ("seed", "Of initial values and shuffling."),
+    ("held-out", "Share of the samples, the last ones, kept for evaluation."),
+    ("evaluate-every", "Steps between evaluations; 0: at the end only."),
+    ("workers", "Workers on this machine."),
+    ("shards", "Parameter shards on this machine."),
+    ("network", "What the policy knows of the network: a preset or a YAML file."),
+    ("tables", "Initial tables: a file that `checkpoint export` wrote."),
+    ("checkpoint-every", "Steps between checkpoints; 0: none but on SIGTERM."),
+    ("keep", "Checkpoints to keep."),
+    ("peer-timeout", "Seconds without a sign of life after which a rank counts as lost."),
+    ("out", "Folder of the run: run file, metrics, checkpoints."),
+    ("device", "Of the dense part: cpu or cuda."),
+    ("dtype", "float32 or float64."),
+)
+
+
+def _with_options(command: click.Command) -> click.Command:
+    for name, text in reversed(_OPTIONS):
+        option = click.Option([f"--{name}"], help=text)
+        command.params.insert(0, option)
+    return command
+
+
+@click.command("train")
+@click.argument(
+    "run_file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option("--shuffle", is_flag=True, default=None, help="Shuffle every epoch.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Start again from the last checkpoint at most so often.",
+)
+@data_options
+def train_command(
+    data_options: DataOptions,
+    /,
+    run_file: Path | None,
+    shuffle: bool | None,
+    restarts: int,
+    **given: str | None,
+) -> None:
+    """Train a model on this machine: a coordinator, shards and workers, each a process.
+
+    RUN_FILE is a YAML file with the same names; options given here win.
+    """
+    from embroute.train.launch import RunFailedError, launch
+    from embroute.train.run_file import RunFile, read_run_file
+
+    run = read_run_file(run_file) if run_file else RunFile()
+    kinds = {entry.name: str(entry.type) for entry in fields(RunFile)}
+    values: dict[str, object] = {
+        name: _value(name, kinds[name], text) for name, text in given.items() if text is not None
+    }
+    if shuffle is not None:
+        values["shuffle"] = shuffle
+    changed = {
+        entry.name: getattr(data_options, entry.name)
+        for entry in fields(DataOptions)
+        if getattr(data_options, entry.name) != entry.default
+    }
+    if changed:
+        values["data_options"] = {**run.data_options, **changed}
+    try:
+        launch(replace(run, **values), restarts)  # type: ignore[arg-type]
+    except RunFailedError as error:
+        click.echo(f"embroute: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _value(name: str, kind: str, text: str) -> object:
+    """An option's text as the type of the run file's key."""
+    if kind == "str":
+        return text
+    try:
+        return int(text) if kind == "int" else float(text)
+    except ValueError:
+        what = "a whole number" if kind == "int" else "a number"
+        raise ValueError(f"--{name.replace('_', '-')} must be {what}, got {text!r}") from None
+
+
+_with_options(train_command)

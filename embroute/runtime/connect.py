@@ -1,0 +1,76 @@
+"""Join a torchrun job: find out who this rank is, and open its channels to the others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from embroute.runtime.exchange import GlooChannel
+from embroute.runtime.heartbeat import Heartbeat
+from embroute.runtime.layout import Layout
+from embroute.runtime.seat import Seat
+
+TRANSFER_TIMEOUT = timedelta(hours=2)  # liveness is the heartbeat's business
+
+
+def _groups(rank_of: dict[str, int], workers: list[str]) -> list[GlooChannel]:
+    """One process group for each kind of message; every rank makes all of them, in this order."""
+    kinds = (None, None, [rank_of[name] for name in workers], None)
+    channels = []
+    for ranks in kinds:
+        group = dist.new_group(ranks, timeout=TRANSFER_TIMEOUT, backend="gloo")
+        channels.append(GlooChannel(group, rank_of))
+    return channels
+
+
+def _job_store(timeout_s: float) -> PrefixStore:
+    """The store that every rank of this attempt can reach: a restart begins with a clean one."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return PrefixStore(f"embroute/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _ranks_by_name(store: PrefixStore, name: str, layout: Layout) -> dict[str, int]:
+    """Every rank writes its name down and reads the others'."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size != layout.num_ranks:
+        raise ValueError(
+            f"the launcher started {size} ranks, the job has {layout.num_ranks}: a coordinator, "
+            f"{layout.num_shards} shards and {layout.num_workers} workers"
+        )
+    store.set(f"rank/{rank}", name)
+    found: dict[str, int] = {}
+    for other in range(size):
+        its = store.get(f"rank/{other}").decode()
+        if its in found:
+            raise ValueError(f"ranks {found[its]} and {other} are both {its}")
+        found[its] = other
+    return found
+
+
+@contextmanager
+def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Iterator[Seat]:
+    """This rank's seat in a job that torchrun, or `embroute train`, has started."""
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if variable not in os.environ:
+            raise ValueError(
+                f"{variable} is not set: start the program with torchrun, or use embroute train"
+            )
+    name = layout.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=max(60.0, peer_timeout_s)))
+    try:
+        # Connections of our own: torch's may block while the heartbeat must not.
+        rank_of = _ranks_by_name(_job_store(peer_timeout_s), name, layout)
+        workers = [f"worker{i}" for i in range(layout.num_workers)]
+        plans, rows, dense, answers = _groups(rank_of, workers)
+        seat = Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers)
+        with Heartbeat(_job_store(peer_timeout_s), name, sorted(rank_of), peer_timeout_s):
+            yield seat
+    finally:
+        dist.destroy_process_group()

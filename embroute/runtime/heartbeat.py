@@ -1,0 +1,95 @@
+"""Liveness: every rank writes a beat into the job's store and watches the beats of the others.
+
+A transfer may take long, so it has no short time-out; a rank whose beats stop is dead or cut off,
+and whoever waits for it would wait for ever. Then the process ends, whatever its threads wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+EXIT_CODE = 75  # EX_TEMPFAIL: try again, a checkpoint is kept
+LEFT = "left"
+
+
+class Heartbeat:
+    """Beats while the context is open."""
+
+    def __init__(
+        self, store: PrefixStore, name: str, everyone: Sequence[str], timeout_s: float
+    ) -> None:
+        if timeout_s < 1:
+            raise ValueError(f"--peer-timeout must be at least 1 second, got {timeout_s:g}")
+        self.store, self.name = store, name
+        self.others = [other for other in everyone if other != name]
+        self.interval_s = min(1.0, timeout_s / 10)
+        # Others must have ended by the time-out, and they need a moment to see it.
+        self.patience_s = max(timeout_s - 3 * self.interval_s, timeout_s / 2)
+        self._all_here = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.store.set_timeout(timedelta(seconds=self.patience_s))
+        self.store.set(self._key(self.name), "0")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(2 * self.interval_s)
+        if kind is None:
+            try:
+                self.store.set(self._key(self.name), LEFT)
+            except RuntimeError:
+                return  # the store's host left first: the job is over
+
+    def _key(self, name: str) -> str:
+        return f"beat/{name}"
+
+    def _run(self) -> None:
+        beats = {other: (b"", time.monotonic()) for other in self.others}
+        count = 0
+        while not self._stop.wait(self.interval_s):
+            count += 1
+            try:
+                self.store.set(self._key(self.name), str(count))
+                found = self._read()
+            except RuntimeError:
+                self._end("lost contact with the host of the job's store")
+                return
+            now = time.monotonic()
+            for other, beat in found.items():
+                if beat != beats[other][0] or beat == LEFT.encode():
+                    beats[other] = (beat, now)
+            silent = [other for other, (_, seen) in beats.items() if now - seen > self.patience_s]
+            if silent:
+                self._end(f"no sign of life from {', '.join(silent)} for {self.patience_s:.0f} s")
+
+    def _read(self) -> dict[str, bytes]:
+        """The others' latest beats, once all of them have begun to beat."""
+        keys = [self._key(other) for other in self.others]
+        self._all_here = self._all_here or self.store.check(keys)
+        values = self.store.multi_get(keys) if self._all_here else [b""] * len(keys)
+        return dict(zip(self.others, values, strict=True))
+
+    def _end(self, reason: str) -> None:
+        if self._stop.is_set():
+            return
+        sys.stderr.write(f"embroute: {self.name}: {reason}; ending\n")
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)

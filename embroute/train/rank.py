@@ -1,0 +1,275 @@
+"""What every rank of `embroute train` does: the model, the loop, the evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from embroute.config import parse_size
+from embroute.data.batch import Batch, Source
+from embroute.data.open import open_source
+from embroute.data.schema import Field, Schema, Table
+from embroute.data.split import split
+from embroute.data.stream import batches
+from embroute.models.catalog import ModelOptions, make_model
+from embroute.models.samples import Samples
+from embroute.policy.setup import dims
+from embroute.runtime.inbox import announce
+from embroute.runtime.optim import RowWiseAdagrad
+from embroute.runtime.prepare import Prepared, Settings, prepare
+from embroute.runtime.run import Run
+from embroute.runtime.seat import Seat
+from embroute.runtime.tables import field_embeddings
+from embroute.train.run_file import RunFile
+
+if TYPE_CHECKING:
+    from embroute.train.watch import Watch
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Batches of a source, from the start at every pass."""
+
+    source: Source
+    run: RunFile
+    size: int
+    train: bool
+
+    def __iter__(self) -> Iterator[Batch]:
+        run = self.run
+        if not self.train:
+            return batches(self.source, self.size)
+        stream = batches(
+            self.source, self.size, epochs=run.epochs, shuffle=run.shuffle, seed=run.seed
+        )
+        return islice(stream, run.steps or None)
+
+
+def schema_text(schema: Schema) -> str:
+    """A schema as JSON: ranks without the data must know the tables."""
+    return json.dumps(asdict(schema))
+
+
+def schema_from(text: str) -> Schema:
+    """The schema that `schema_text` wrote."""
+    given = json.loads(text)
+    return Schema(
+        tuple(Table(**table) for table in given["tables"]),
+        tuple(Field(**field) for field in given["fields"]),
+        tuple(given["dense"]),
+        given["labelled"],
+    )
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data as a rank knows it: only the coordinator reads samples."""
+
+    schema: Schema
+    train: Stream | None = None
+    held_out: Stream | None = None
+    steps: int = 0  # of the whole run, where it is known
+
+
+def open_data(run: RunFile, seat: Seat) -> Data:
+    """Open the data at the coordinator and tell the other ranks its schema."""
+    if seat.name != "coordinator":
+        told = json.loads(announce(seat.name, seat.peers, seat.plans, ""))
+        return Data(schema_from(told["schema"]), steps=told["steps"])
+    source = open_source(run.data, run.reading())
+    if not source.schema.labelled:
+        raise ValueError(
+            f"--data {run.data}: training needs a label: name its column with --label, or use "
+            f"online-retail(negatives=1) or a synthetic preset"
+        )
+    train, held_out = split(source, run.held_out)
+    size = run.batch * seat.num_workers
+    steps = _steps(train, run, size)
+    told = json.dumps({"schema": schema_text(source.schema), "steps": steps})
+    announce(seat.name, seat.peers, seat.plans, told)
+    looked = None if held_out is None else Stream(held_out, run, size, train=False)
+    return Data(source.schema, Stream(train, run, size, train=True), looked, steps)
+
+
+def _steps(source: Source, run: RunFile, size: int) -> int:
+    """Steps of the run, or 0 where only reading everything would tell."""
+    if source.num_samples is None:
+        return run.steps
+    whole = run.epochs * -(-source.num_samples // size)
+    return min(run.steps, whole) if run.steps else whole
+
+
+def _tables(model: nn.Module) -> list[torch.Tensor]:
+    found = field_embeddings(model)
+    return [] if found is None else found.weights
+
+
+def row_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
+    """The torch optimizer whose row form updates the tables."""
+    weights = _tables(model)
+    if run.optimizer == "sgd":
+        return torch.optim.SGD(weights, lr=run.lr)
+    if run.optimizer == "adagrad":
+        return torch.optim.Adagrad(weights, lr=run.lr)
+    if run.optimizer == "rowwise-adagrad":
+        return RowWiseAdagrad(weights, lr=run.lr)
+    return torch.optim.SparseAdam(weights, lr=run.lr)
+
+
+def dense_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of everything else."""
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+    }
+    tables = {id(weight) for weight in _tables(model)}
+    dense = [parameter for parameter in model.parameters() if id(parameter) not in tables]
+    return kinds[run.dense_optimizer](dense, lr=run.dense_lr)
+
+
+def settings_of(run: RunFile, data: Data) -> Settings:
+    """What `prepare` is told."""
+    settings = Settings(
+        policy=run.policy,
+        cache=parse_size("--cache", run.cache),
+        network=run.cluster(),
+        quotas=run.shares(),
+        evaluate_every=run.evaluate_every,
+        decay=run.decay,
+        seed=run.seed,
+        device=run.device,
+        compare_with="vanilla",
+    )
+    if data.held_out is not None:
+        settings["held_out"] = data.held_out
+    return settings
+
+
+def scores_of(model: nn.Module, run: Run) -> tuple[F32, F32]:
+    """Scores and labels of this worker's held-out samples."""
+    scores, labels = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    model.eval()
+    with torch.no_grad():
+        for samples in run.held_out():
+            assert isinstance(samples, Samples)
+            scores.append(torch.sigmoid(model(samples)).float().cpu().numpy())
+            labels.append(samples.label.float().cpu().numpy())
+    model.train()
+    return np.concatenate(scores), np.concatenate(labels)
+
+
+def gather(seat: Seat, own: F32) -> list[F32]:
+    """All workers' arrays, at the first worker; nothing elsewhere."""
+    first, *others = seat.workers
+    if seat.index:
+        size = np.array([len(own)], np.int64)
+        seat.dense.swap([(first, size.view(np.uint8))], [])
+        seat.dense.swap([(first, np.ascontiguousarray(own).view(np.uint8))] if len(own) else [], [])
+        return []
+    sizes = [np.zeros(1, np.int64) for _ in others]
+    seat.dense.swap([], [(p, s.view(np.uint8)) for p, s in zip(others, sizes, strict=True)])
+    found = [np.empty(int(size[0]), np.float32) for size in sizes]
+    pairs = [(peer, part) for peer, part in zip(others, found, strict=True) if len(part)]
+    seat.dense.swap([], [(peer, part.view(np.uint8)) for peer, part in pairs])
+    return [own, *found]
+
+
+def metrics_of(scores: F32, labels: F32) -> dict[str, float]:
+    """Log-loss and AUC."""
+    from torchmetrics.functional.classification import binary_auroc  # slow to import
+
+    score, label = torch.from_numpy(scores).double(), torch.from_numpy(labels)
+    loss = nn.functional.binary_cross_entropy(score.clamp(1e-7, 1 - 1e-7), label.double())
+    area = binary_auroc(score, label.long())
+    return {"log_loss": float(loss), "auc": float(area)}
+
+
+def evaluate(model: nn.Module, run: Run) -> dict[str, float]:
+    """Metrics of the held-out samples of all workers; empty but at the first worker."""
+    scores, labels = scores_of(model, run)
+    every, known = gather(run.seat, scores), gather(run.seat, labels)
+    return metrics_of(np.concatenate(every), np.concatenate(known)) if every else {}
+
+
+def train_rank(run: RunFile, seat: Seat, folder: Path) -> Prepared:
+    """This rank's part of a run."""
+    data = open_data(run, seat)
+    hidden = tuple(int(part) for part in run.hidden.split(",") if part)
+    options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
+    torch.set_default_dtype(getattr(torch, run.dtype))
+    model = make_model(run.model, data.schema, dims(run.dim, data.schema), options)
+    optimizers = [row_optimizer_of(run, model), dense_optimizer_of(run, model)]
+    ready = prepare(model, optimizers, data.train or (), seat, **settings_of(run, data))
+    if ready.run is not None:
+        _loop(run, ready, optimizers, watch_of(seat, folder, data.steps))
+    return ready
+
+
+def watch_of(seat: Seat, folder: Path, steps: int) -> Watch | None:
+    """The first worker watches."""
+    if seat.index:
+        return None
+    from embroute.train.watch import Watch  # TensorBoard is slow to import
+
+    return Watch(folder, steps)
+
+
+def _loop(
+    run: RunFile, ready: Prepared, optimizers: list[torch.optim.Optimizer], watch: Watch | None
+) -> None:
+    """The training loop of a worker."""
+    hold, model = ready.run, ready.model
+    assert hold is not None
+    warm = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
+    for samples in ready.loader:
+        assert isinstance(samples, Samples)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(samples), samples.label)
+        hold.backward(loss)
+        if run.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), run.clip)
+        for optimizer, schedule in zip(optimizers, warm, strict=True):
+            optimizer.step()
+            schedule.step()
+        _watch_step(hold, watch)
+        if hold.evaluation_due:
+            _evaluate(model, hold, watch)
+    if hold.work is not None and run.held_out:
+        _evaluate(model, hold, watch)
+    if watch is not None and hold.work is not None:
+        watch.close(hold.work.step)
+
+
+def _warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """A rate that grows over the first steps, then stays."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / steps) if steps else 1.0
+    )
+
+
+def _watch_step(hold: Run, watch: Watch | None) -> None:
+    work = hold.work
+    if watch is not None and work is not None:
+        about = work.about
+        hits = (about.hits, about.touches)
+        watch.step(about.step, about.global_samples, hits, hold.loss, work.figures)
+
+
+def _evaluate(model: nn.Module, hold: Run, watch: Watch | None) -> None:
+    metrics = evaluate(model, hold)
+    if watch is not None and hold.work is not None:
+        watch.evaluated(hold.work.step + 1, metrics)

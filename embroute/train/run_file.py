@@ -1,0 +1,181 @@
+"""A run as a YAML file: what to train, on what, how, and which rank sits where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+
+import yaml
+
+from embroute.cluster import Cluster, load_yaml, open_cluster, uniform
+from embroute.config import parse_number, parse_size
+from embroute.cost import OPTIMIZERS
+from embroute.data.open import DataOptions
+from embroute.models.catalog import MODELS
+from embroute.policy.catalog import make_policy
+from embroute.runtime.layout import Layout, on_one_node
+
+DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """Everything a run depends on; the defaults are those of the command line."""
+
+    data: str = "online-retail(negatives=1)"
+    data_options: Mapping[str, object] = field(default_factory=dict)
+    model: str = "deepfm"
+    dim: str = "16"
+    hidden: str = "256,128"
+    pooling: str = "sum"
+    policy: str = "esd(1)"
+    cache: str = "0.1"
+    batch: int = 128
+    quotas: str = ""
+    optimizer: str = "adagrad"
+    lr: float = 0.05
+    dense_optimizer: str = "adam"
+    dense_lr: float = 0.001
+    decay: float = 0.0
+    clip: float = 0.0
+    warmup_steps: int = 0
+    epochs: int = 1
+    steps: int = 0
+    shuffle: bool = False
+    seed: int = 0
+    held_out: float = 0.1
+    evaluate_every: int = 0
+    workers: int = 4
+    shards: int = 1
+    nodes: Mapping[str, object] = field(default_factory=dict)
+    network: str = ""
+    tables: str = ""
+    checkpoint_every: int = 0
+    keep: int = 2
+    peer_timeout: float = 30.0
+    out: str = "run"
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        _one_of("--optimizer", self.optimizer, tuple(OPTIMIZERS))
+        _one_of("--dense-optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)
+        _one_of("--model", self.model, tuple(MODELS))
+        _one_of("--pooling", self.pooling, ("sum", "mean"))
+        _one_of("--dtype", self.dtype, ("float32", "float64"))
+        for name in ("batch", "epochs", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("steps", "evaluate_every", "checkpoint_every", "warmup_steps", "seed"):
+            if getattr(self, name) < 0:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} must be at least 0, got {getattr(self, name)}")
+        for name in ("lr", "dense_lr"):
+            if not getattr(self, name) > 0:
+                option = name.replace("_", "-")
+                raise ValueError(f"--{option} must be above 0, got {getattr(self, name):g}")
+        make_policy(self.policy)
+        parse_size("--cache", self.cache)
+        self.layout()
+
+    def layout(self) -> Layout:
+        """Who sits where; without `nodes` everyone on one machine."""
+        if not self.nodes:
+            return on_one_node(self.workers, self.shards)
+        found = {}
+        for node, ranks in self.nodes.items():
+            if not isinstance(ranks, list):
+                raise ValueError(f"nodes: {node}: expected a list of ranks, got {ranks!r}")
+            found[node] = [str(rank) for rank in ranks]
+        return Layout(found)
+
+    def cluster(self) -> Cluster:
+        """What the policy knows of the network."""
+        layout = self.layout()
+        if not self.network:
+            return uniform(layout.num_workers, layout.num_shards)
+        cluster = open_cluster(self.network)
+        if (cluster.num_workers, cluster.num_shards) != (layout.num_workers, layout.num_shards):
+            raise ValueError(
+                f"--network {self.network} has {cluster.num_workers} workers and "
+                f"{cluster.num_shards} shards, the job {layout.num_workers} and {layout.num_shards}"
+            )
+        return cluster
+
+    def shares(self) -> tuple[float, ...]:
+        """Relative quotas of the workers."""
+        parts = [part for part in self.quotas.split(",") if part]
+        return tuple(parse_number("--quotas", part, 0, 1e9) for part in parts)
+
+    def reading(self) -> DataOptions:
+        """How data files are read."""
+        known = DataOptions.__dataclass_fields__
+        unknown = sorted(set(self.data_options) - set(known))
+        if unknown:
+            raise ValueError(
+                f"data_options: unknown key {unknown[0]!r} (known: {', '.join(known)})"
+            )
+        values = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.data_options.items()
+        }
+        return DataOptions(**values)  # type: ignore[arg-type]
+
+    def write(self, path: Path) -> None:
+        """Save as YAML, without what has its default."""
+        values = {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(self)
+            if getattr(self, entry.name) != _default(entry.name)
+        }
+        path.write_text(yaml.safe_dump(_plain(values), sort_keys=False))
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{option} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _default(name: str) -> object:
+    entry = RunFile.__dataclass_fields__[name]
+    return entry.default if entry.default is not MISSING else {}
+
+
+def _plain(value: object) -> object:
+    """What YAML can write: lists for tuples, plain dicts for mappings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str, int, float),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "Mapping[str, object]": (dict,),
+}
+
+
+def read_run_file(path: Path) -> RunFile:
+    """A run file, every key and type checked."""
+    given = load_yaml(path)
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: expected keys and values, got {given!r}")
+    known = {entry.name: str(entry.type) for entry in fields(RunFile)}
+    values = {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise ValueError(f"{path}: unknown key {key!r} (known: {', '.join(known)})")
+        kinds = _KINDS[known[name]]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ValueError(f"{path}: {key}: expected {known[name]}, got {value!r}")
+        values[name] = str(value) if known[name] == "str" else value
+    try:
+        return RunFile(**values)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

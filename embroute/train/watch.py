@@ -1,0 +1,130 @@
+"""Watching a run: a live line, a line of JSON per report, TensorBoard scalars, a summary."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.tensorboard import SummaryWriter
+
+I64 = npt.NDArray[np.int64]
+REPORT_S, LIVE_S = 10.0, 0.2
+
+
+@dataclass
+class Span:
+    """What happened since the last report."""
+
+    steps: int = 0
+    samples: int = 0
+    hits: int = 0
+    touches: int = 0
+    loss: float = 0.0
+    link_bytes: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def add(self, samples: int, hits: tuple[int, int], loss: float, link_bytes: I64) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.samples += samples
+        self.hits += hits[0]
+        self.touches += hits[1]
+        self.loss += loss
+        if not len(self.link_bytes):
+            self.link_bytes = np.zeros(len(link_bytes), np.int64)
+        self.link_bytes = self.link_bytes + link_bytes
+
+
+class Watch:
+    """The first worker's eyes on a run. Reports go to `folder/metrics.jsonl` and TensorBoard."""
+
+    def __init__(self, folder: Path, total_steps: int, terminal: TextIO = sys.stderr) -> None:
+        self.total_steps, self.terminal = total_steps, terminal
+        self.moved_bytes = self.other_bytes = 0
+        self.samples = self.steps = 0
+        self.began = self._reported = self._shown = time.monotonic()
+        self._span, self._live = Span(), Span()
+        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"))
+
+    def step(
+        self, step: int, samples: int, hits: tuple[int, int], loss: float, figures: I64
+    ) -> None:
+        """Take a step in; show or report it when it is time."""
+        *link_bytes, moved, other = figures.tolist()
+        for span in (self._span, self._live):
+            span.add(samples, hits, loss, np.array(link_bytes, np.int64))
+        self.moved_bytes += moved
+        self.other_bytes += other
+        self.samples += samples
+        self.steps += 1
+        now = time.monotonic()
+        if now - self._shown >= LIVE_S and self.terminal.isatty():
+            self.terminal.write("\r" + self._line(step, self._live, now - self._shown) + "\x1b[K")
+            self.terminal.flush()
+            self._live, self._shown = Span(), now
+        if now - self._reported >= REPORT_S or step + 1 == self.total_steps:
+            self._report(step, now)
+
+    def _line(self, step: int, span: Span, seconds: float) -> str:
+        """The live line; 80 columns hold it with a few links, more are cut."""
+        total = f"/{self.total_steps}" if self.total_steps else ""
+        links = " ".join(f"{n / seconds / 1e6:.1f}" for n in span.link_bytes)
+        text = (
+            f"step {step + 1}{total}  {span.samples / seconds:,.0f} samples/s  "
+            f"loss {span.loss / span.steps:.4f}  hits {_share(span.hits, span.touches)}  "
+            f"MB/s {links}"
+        )
+        return text[:100]
+
+    def _report(self, step: int, now: float) -> None:
+        span, seconds = self._span, max(1e-9, now - self._reported)
+        if not span.steps:
+            return
+        report = {
+            "step": step + 1,
+            "loss": span.loss / span.steps,
+            "samples_per_s": span.samples / seconds,
+            "hit_rate": span.hits / max(1, span.touches),
+            "link_mb_per_s": [round(n / seconds / 1e6, 3) for n in span.link_bytes.tolist()],
+            "row_bytes": self.moved_bytes,
+            "vanilla_row_bytes": self.other_bytes,
+        }
+        self._write(report)
+        for name in ("loss", "samples_per_s", "hit_rate"):
+            self._board.add_scalar(name, report[name], step + 1)
+        if not self.terminal.isatty():
+            self.terminal.write(self._line(step, span, seconds) + "\n")
+            self.terminal.flush()
+        self._span, self._reported = Span(), now
+
+    def _write(self, entry: dict[str, object]) -> None:
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        """Report an evaluation."""
+        self._write({"step": step, **metrics})
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+        text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        clear = "\r\x1b[K" if self.terminal.isatty() else ""
+        self.terminal.write(f"{clear}step {step}  {text}\n")
+        self.terminal.flush()
+
+    def close(self, step: int) -> None:
+        """Write what is left."""
+        self._report(step, time.monotonic())
+        if self.terminal.isatty():
+            self.terminal.write("\r\x1b[K")
+        self._file.close()
+        self._board.close()
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / max(1, whole):.0f} %"
