@@ -7,6 +7,7 @@ import sys
 import click
 
 import embroute
+from embroute.commands.checkpoint import checkpoint
 from embroute.commands.compare import compare
 from embroute.commands.data import data
 from embroute.commands.simulate import simulate_command
@@ -19,6 +20,7 @@ def cli() -> None:
     """Route samples to embeddings, not embeddings to samples."""
 
 
+cli.add_command(checkpoint)
 cli.add_command(compare)
 cli.add_command(data)
 cli.add_command(simulate_command)

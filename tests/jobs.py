@@ -19,10 +19,11 @@ from embroute.cluster import uniform
 from embroute.config import Size
 from embroute.data.schema import Schema, Table
 from embroute.policy.setup import Setup
+from embroute.runtime.job import Settings
 from embroute.runtime.meter import Meter
 from embroute.runtime.optim import RowWiseAdagrad
 from embroute.runtime.places import Places
-from embroute.runtime.prepare import Prepared, Settings, prepare
+from embroute.runtime.prepare import Prepared, prepare
 from embroute.runtime.seat import Seat
 from embroute.runtime.tensor_feed import Lookup
 
@@ -185,8 +186,11 @@ def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Setting
     """The user's loop, as any rank of a job."""
     model = new_model()
     optimizers = optimizers_of(optimizer, model)
-    ready = prepare(model, optimizers, stream, seat, **settings)
     schedules = schedules_of(optimizers)
+    extras = {f"schedule{i}": schedule for i, schedule in enumerate(schedules)}
+    own = settings.copy()
+    own["extras"] = extras
+    ready = prepare(model, optimizers, stream, seat, **own)
     losses = []
     for batch in ready.loader:
         for one in optimizers:

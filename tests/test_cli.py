@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import embroute
 from embroute.cli import cli
+from embroute.commands.train import OPTIONS as TRAIN_OPTIONS
 from embroute.data.open import built_in_names, open_source
 from embroute.data.synthetic import Knobs
 from embroute.policy.catalog import SYSTEMS
@@ -23,7 +24,16 @@ from embroute.policy.catalog import SYSTEMS
 PROGRAM = Path(sys.executable).parent / "embroute"
 SHORT = ("--steps", "12", "--warmup", "2")
 
-COMMANDS = {"compare", "data", "data describe", "simulate"}
+COMMANDS = {
+    "checkpoint",
+    "checkpoint export",
+    "checkpoint inspect",
+    "train",
+    "compare",
+    "data",
+    "data describe",
+    "simulate",
+}
 DATA_OPTIONS = {
     "--format",
     "--label",
@@ -60,6 +70,12 @@ OPTIONS = {
     "simulate": DATA_OPTIONS | JOB_OPTIONS | {"--data", "--policy", "--csv"},
     "data describe": DATA_OPTIONS | {"--batch", "--samples", "--json"},
     "data": set(),
+    "checkpoint": set(),
+    "checkpoint inspect": {"--verify"},
+    "checkpoint export": {"--out", "--table"},
+    "train": DATA_OPTIONS
+    | {f"--{name}" for name, _ in TRAIN_OPTIONS}
+    | {"--shuffle", "--restarts"},
 }
 
 
@@ -168,6 +184,7 @@ except ModuleNotFoundError:
 else:
     raise SystemExit("torch is still there")
 import embroute
+from embroute.commands.train import OPTIONS as TRAIN_OPTIONS
 from embroute.cli import main
 run = ["compare", "--policies", "esd(1)", "--steps", "4", "--warmup", "1", "--json", sys.argv[1]]
 sys.argv = ["embroute", *run]

@@ -11,7 +11,7 @@ import click
 from embroute.commands.data_options import data_options
 from embroute.data.open import DataOptions
 
-_OPTIONS = (
+OPTIONS = (
     ("data", "A built-in name or a path."),
     ("model", "wide-deep, deepfm, dcn, dlrm, ncf or wide-deep-het."),
     ("dim", "Width of an embedding, e.g. 16 or 16,C1=8."),
@@ -47,7 +47,7 @@ _OPTIONS = (
 
 
 def _with_options(command: click.Command) -> click.Command:
-    for name, text in reversed(_OPTIONS):
+    for name, text in reversed(OPTIONS):
         option = click.Option([f"--{name}"], help=text)
         command.params.insert(0, option)
     return command

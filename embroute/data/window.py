@@ -11,6 +11,8 @@ import numpy.typing as npt
 from embroute.data.batch import Batch
 from embroute.kernels.distinct import Ring, distinct, link
 
+REMEMBERED = 2  # steps whose uses a window still knows, the one just decided among them
+
 
 @dataclass(frozen=True)
 class Indexed:
@@ -39,13 +41,13 @@ class Horizon:
     At least one batch is looked ahead: whether an update is urgent depends on the next step.
     """
 
-    def __init__(self, num_rows: int, lookahead: int) -> None:
+    def __init__(self, num_rows: int, lookahead: int, first_step: int = 0) -> None:
         self.lookahead = max(1, lookahead)
         seen_R = np.zeros(num_rows, np.int64)
         seen_R.fill(0)  # rows come at random: have the system map the pages now, all at once
         self._ring = Ring(seen_R, np.zeros(1, np.int32), np.zeros(1, np.int32))
         self._waiting: deque[tuple[Indexed, int]] = deque()
-        self._next_step = 0
+        self._next_step = first_step
         self._base = 0
         self._oldest = 0
         self._kept: deque[int] = deque()
@@ -83,7 +85,7 @@ class Horizon:
         ahead = tuple(waiting for waiting, _ in self._waiting)
         # The step just popped stays in the ring for one more: the next step asks about it.
         self._kept.append(base)
-        if len(self._kept) > 2:
+        if len(self._kept) > REMEMBERED:
             self._kept.popleft()
         self._oldest = self._kept[0]
         return Window(entry.step, replace(entry, later_U=later_U), ahead)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from embroute.config import Size
 from embroute.data.batch import Batch
-from embroute.data.window import Horizon
+from embroute.data.window import REMEMBERED, Horizon
 from embroute.policy.decide import advance, plan_step
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan
@@ -49,10 +50,16 @@ def start(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None =
 
 
 def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
-    """Decide step after step; the time to read data is not the decision's."""
+    """Decide step after step; the time to read data is not the decision's.
+
+    A state of a later step goes on where it was: `batches` are all batches, from the first.
+    """
     if policy.regroup is not None:
         batches = policy.regroup.stream(batches, state)
-    horizon = Horizon(state.setup.schema.num_rows, policy.lookahead)
+    # A window knows when rows were used in the last steps, so those pass through it again.
+    first = max(0, state.step - REMEMBERED)
+    batches = islice(batches, first, None)
+    horizon = Horizon(state.setup.schema.num_rows, policy.lookahead, first)
     window_s = 0.0
     exhausted = False
     while True:
@@ -67,6 +74,8 @@ def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[St
             return
         begin = time.perf_counter()
         window = horizon.pop()
+        if window.step < state.step:
+            continue
         popped = time.perf_counter()
         plan = plan_step(policy, window, state)
         advance(state, plan)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -17,10 +18,11 @@ from embroute.policy.plan import Plan, traffic
 from embroute.policy.plans import plans
 from embroute.policy.state import State
 from embroute.runtime.feed import Feed
-from embroute.runtime.inbox import DRAIN, HELLO, LOOK, LOOKED, STEP, STOP, post
+from embroute.runtime.inbox import DRAIN, HELLO, LOOK, LOOKED, REFILL, SAVE, STEP, STOP, post
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import EPOCH_ENDS, LAST_LOOK, LOOKS_AFTER, About, look_notes, step_notes
 from embroute.runtime.places import Places
+from embroute.runtime.saving import refills
 from embroute.runtime.script import drain_script
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
@@ -50,12 +52,14 @@ class Coordinator:
     schedule: Schedule
     held_out: Iterable[object] | None = None
     shadow: Shadow | None = None
+    save: Callable[[], None] | None = None  # make the parts that ranks are told to write one whole
+    stop: threading.Event = field(default_factory=threading.Event)  # asks for an early end
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
         self.places = Places(self.state.setup)
         self._epoch_ends: list[int] = []  # samples read when each epoch ended
-        self._samples_read = 0
+        self._samples_read = self._epochs_trained = 0
         self._samples_trained = 0
 
     def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
@@ -70,11 +74,12 @@ class Coordinator:
             self._tell(STEP, [*shards, *workers])
             self.meter.steps += 1
             self._events(step.plan.step + 1)
-            if step.plan.step + 1 == self.schedule.max_steps:
+            if self.stop.is_set() or step.plan.step + 1 == self.schedule.max_steps:
                 break
         self.meter.seconds["run"] += time.perf_counter() - began
         self._drain()
-        if self.held_out is not None:
+        self._save()
+        if self.held_out is not None and not self.stop.is_set():
             self._look(LAST_LOOK)
         self._tell(STOP, [[] for _ in self.seat.peers])
 
@@ -102,7 +107,9 @@ class Coordinator:
         flags = LOOKS_AFTER if self._looks_after(plan.step + 1) else 0
         if self._epoch_ends and self._samples_trained >= self._epoch_ends[0]:
             self._epoch_ends.pop(0)
-            flags |= EPOCH_ENDS
+            self._epochs_trained += 1
+            # After the last one, more may follow: a checkpoint, an evaluation.
+            flags |= EPOCH_ENDS if self._epochs_trained < self.schedule.epochs else 0
         return flags
 
     def _figures(self, plan: Plan) -> I64:
@@ -118,8 +125,12 @@ class Coordinator:
 
     def _events(self, done: int) -> None:
         """What the schedule puts after a step."""
-        if self._looks_after(done):
+        saves = self.schedule.save_every > 0 and done % self.schedule.save_every == 0
+        if saves or self._looks_after(done):
             self._drain()
+        if saves:
+            self._save()
+        if self._looks_after(done):
             self._look(0)
 
     def _drain(self) -> None:
@@ -129,6 +140,23 @@ class Coordinator:
         about = np.array([self.state.step], np.int64)
         listings = chain(script.shards, script.workers)
         self._tell(DRAIN, [[about, *listing] for listing in listings])
+
+    def _save(self) -> None:
+        """A checkpoint: every rank writes its part, then it is made one."""
+        if self.save is None:
+            return
+        about = np.array([self.state.step], np.int64)
+        self._tell(SAVE, [[about] for _ in self.seat.peers])
+        began = time.perf_counter()
+        self.save()
+        self.meter.seconds["save"] += time.perf_counter() - began
+
+    def refill(self) -> None:
+        """Put the copies of a loaded state back into the workers' caches."""
+        about = np.array([self.state.step], np.int64)
+        for script in refills(self.state, self.places):
+            listings = chain(script.shards, script.workers)
+            self._tell(REFILL, [[about, *listing] for listing in listings])
 
     def _look(self, flags: int) -> None:
         """Deal the held-out batches to all workers."""

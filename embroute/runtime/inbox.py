@@ -19,7 +19,7 @@ COORDINATOR = "coordinator"
 DEPTH = 2  # plans that wait at a rank while a step runs
 
 # What the coordinator tells the ranks to do next.
-STEP, DRAIN, SAVE, LOAD, LOOK, LOOKED, STOP, HELLO = range(8)
+STEP, DRAIN, SAVE, REFILL, LOOK, LOOKED, STOP, HELLO = range(8)
 
 
 @dataclass(frozen=True)

@@ -2,69 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import TypedDict, Unpack
+from pathlib import Path
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from embroute.cluster import Cluster, uniform
-from embroute.config import Size
 from embroute.kernels.codes import DELTA
 from embroute.kernels.rows import scatter
 from embroute.models.initial import initial_rows
-from embroute.policy.catalog import make_policy
-from embroute.policy.parts import Policy
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
+from embroute.runtime.checkpoint import (
+    Position,
+    check_identity,
+    load_shard,
+    load_tables,
+    read_position,
+    save_shard,
+)
+from embroute.runtime.checkpoint_files import (
+    claim,
+    latest,
+    partial,
+    read_manifest,
+    step_of,
+)
 from embroute.runtime.coordinator import Coordinator, Schedule
-from embroute.runtime.feed import Feed, SampleFeed
-from embroute.runtime.inbox import DRAIN, LOOK, STEP, STOP, listen
+from embroute.runtime.inbox import DRAIN, LOOK, REFILL, SAVE, STEP, STOP, announce, listen
+from embroute.runtime.job import Job, Settings, describe
 from embroute.runtime.meter import Meter
-from embroute.runtime.optim import RowOptimizer, row_optimizer
-from embroute.runtime.places import Places
-from embroute.runtime.routed import Desk, RoutedLayer
-from embroute.runtime.run import Courier, Dense, Rate, Run
+from embroute.runtime.run import Courier, Dense, Run
+from embroute.runtime.saving import WorkerPart, answer, finish, load_state
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
-from embroute.runtime.store import CacheStore, ShardStore, Widths
-from embroute.runtime.tables import (
-    field_embeddings,
-    find_layers,
-    replace_fields,
-    replace_layers,
-)
-from embroute.runtime.tensor_feed import Lookups, TensorFeed
+from embroute.runtime.store import CacheStore, ShardStore
 from embroute.runtime.worker import Rows
 
 INITIAL_ROWS = 1 << 16  # filled at a time
 COUNTED_BATCHES = 256  # looked through for the access counts that hot sets are chosen by
-
-
-class Settings(TypedDict, total=False):
-    """What a job may be told beside its model, optimizer and loader."""
-
-    policy: str
-    cache: Size
-    network: Cluster
-    lookups: Lookups
-    min_rows: int
-    epochs: int
-    max_steps: int
-    quotas: tuple[float, ...]
-    held_out: Iterable[object]
-    evaluate_every: int
-    decay: float
-    seed: int
-    device: str
-    compare_with: str
 
 
 class Loader:
@@ -89,29 +74,11 @@ class Prepared:
     shard: Shard | None = None
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What all ranks know of a job before the first batch."""
+class Resume(NamedTuple):
+    """A checkpoint to go on from, and whether it was made by a job of the same shape."""
 
-    seat: Seat
-    settings: Settings
-    feed: Feed
-    policy: Policy
-    setup: Setup
-    optimizer: RowOptimizer
-    rate: Rate
-    weights: list[torch.Tensor]
-    desk: Desk
-    layers: list[RoutedLayer]
-
-    @property
-    def places(self) -> Places:
-        return Places(self.setup)
-
-    @property
-    def widths(self) -> Widths:
-        dtype = np.dtype(str(self.weights[0].dtype)[6:])
-        return Widths(self.places, self.optimizer, dtype)
+    path: Path
+    same_place: bool
 
 
 def prepare(
@@ -126,99 +93,39 @@ def prepare(
     On workers the loop stays the user's; on shards and the coordinator this call serves until
     training ends, and the loader that comes back is empty. Only the coordinator reads `loader`.
     """
-    job = _describe(model, optimizer, seat, settings)
+    job = describe(model, optimizer, seat, settings)
+    start_from = _agree(job)
     if seat.role == "coordinator":
-        meter = _coordinate(job, loader)
+        meter = _coordinate(job, loader, start_from)
         return Prepared(model, optimizer, Loader(None), meter)
     if seat.role == "shard":
-        shard = _serve(job)
+        shard = _serve(job, start_from)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
-    run = _join(job, model)
+    run = _join(job, start_from)
     return Prepared(model, optimizer, Loader(run), run.meter, run)
 
 
-def _describe(
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    seat: Seat,
-    settings: Settings,
-) -> _Job:
-    """Find the tables, take them out of model and optimizer, and size the caches."""
-    feed, weights, widths = _tables(model, settings)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    rows, rate = _take_out(weights, optimizers, settings.get("decay", 0.0))
-    policy = make_policy(settings.get("policy", "esd(1)"))
-    setup = Setup(
-        feed.schema,
-        settings.get("network") or uniform(seat.num_workers, seat.num_shards),
-        widths,
-        optimizer=rows.name,
-        cache=Size(1.0, "share") if policy.unbounded else settings.get("cache", Size(0.1, "share")),
-        shares=settings.get("quotas", ()),
-        seed=settings.get("seed", 0),
-    )
-    _check(setup, seat)
-    arena_of_table = tuple(setup.arenas.index(width) for width in widths)
-    desk = Desk(setup.arenas, arena_of_table, settings.get("device", "cpu"))
-    own = field_embeddings(model)
-    layers: list[RoutedLayer] = []
-    if own is not None:
-        replace_fields(model, own, desk)
-    else:
-        layers = replace_layers(model, find_layers(model, settings.get("min_rows", 1000)), desk)
-    return _Job(seat, settings, feed, policy, setup, rows, rate, weights, desk, layers)
+def _agree(job: Job) -> Resume | None:
+    """The checkpoint that every rank starts from: the coordinator looks for it."""
+    path, saving = None, job.saving
+    if job.seat.role == "coordinator" and saving is not None:
+        path = latest(saving.folder) if job.settings.get("resume") else None
+        claim(saving.folder, 0 if path is None else step_of(path) or 0)
+    told = announce(job.seat.name, job.seat.peers, job.seat.plans, str(path or ""))
+    if not told:
+        return None
+    manifest = read_manifest(Path(told))
+    check_identity(manifest.identity, job.identity, Path(told))
+    shape = (job.seat.num_workers, job.seat.num_shards, job.policy.name)
+    same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
+    return Resume(Path(told), same)
 
 
-def _tables(
-    model: nn.Module, settings: Settings
-) -> tuple[Feed, list[torch.Tensor], tuple[int, ...]]:
-    """The feed that suits the model, the weights of its tables, and their widths."""
-    device = settings.get("device", "cpu")
-    own = field_embeddings(model)
-    if own is not None:
-        weights = own.weights
-        return SampleFeed(own.schema, weights[0].dtype, device), weights, own.widths
-    found = find_layers(model, settings.get("min_rows", 1000))
-    if "lookups" not in settings:
-        names = ", ".join(entry.layer.name for entry in found)
-        raise ValueError(
-            f"lookups=: say which ids of a batch each layer looks up, for the layers {names}"
-        )
-    feed = TensorFeed([entry.layer for entry in found], settings["lookups"], device)
-    weights = [entry.weight for entry in found]
-    return feed, weights, tuple(entry.layer.width for entry in found)
-
-
-def _take_out(
-    weights: Sequence[torch.Tensor], optimizers: Sequence[Optimizer], decay: float
-) -> tuple[RowOptimizer, Rate]:
-    """Remove the tables from the optimizers; returns what will update their rows."""
-    routed = {id(weight) for weight in weights}
-    found: list[tuple[RowOptimizer, Rate]] = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            kept = [p for p in group["params"] if id(p) not in routed]
-            if len(kept) < len(group["params"]):
-                found.append((row_optimizer(optimizer, group), Rate(group)))
-                routed -= {id(p) for p in group["params"]}
-                group["params"] = kept
-    if routed:
-        raise ValueError(f"{len(routed)} of {len(weights)} tables are in no optimizer")
-    if any(rows != found[0][0] for rows, _ in found):
-        raise ValueError("all tables must have the same optimizer with the same settings")
-    return replace(found[0][0], decay=decay), found[0][1]
-
-
-def _check(setup: Setup, seat: Seat) -> None:
-    cluster = setup.cluster
-    if (cluster.num_workers, cluster.num_shards) != (seat.num_workers, seat.num_shards):
-        raise ValueError(
-            f"the network has {cluster.num_workers} workers and {cluster.num_shards} shards, the "
-            f"job {seat.num_workers} and {seat.num_shards}"
-        )
-
-
-def _coordinate(job: _Job, loader: Iterable[object]) -> Meter:
+def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Meter:
+    random = torch.get_rng_state()
+    if resume is not None:
+        random = _random_state(resume.path)
+        torch.set_rng_state(random)
     items = iter(loader)
     first = next(items, None)
     if first is None:
@@ -230,22 +137,49 @@ def _coordinate(job: _Job, loader: Iterable[object]) -> Meter:
         job.settings.get("epochs", 1),
         job.settings.get("max_steps", 0),
         job.settings.get("evaluate_every", 0),
+        job.settings.get("checkpoint_every", 0),
     )
+    state = _first_state(job, setup, loader)
+    same = resume is not None and resume.same_place
+    if resume is not None:
+        load_state(resume.path, state, same)
     coordinator = Coordinator(
         job.seat,
         job.policy,
-        _first_state(job, setup, loader),
+        state,
         job.feed,
         schedule,
         job.settings.get("held_out"),
         Shadow(job.settings["compare_with"], setup) if "compare_with" in job.settings else None,
+        _saver(job, state, random),
+        job.settings.get("stop") or threading.Event(),
     )
     coordinator.greet(shape)
+    if same and job.policy.exact:
+        coordinator.refill()
     coordinator.run(loader, chain([first], items))
     return coordinator.meter
 
 
-def _first_state(job: _Job, setup: Setup, loader: Iterable[object]) -> State:
+def _saver(job: Job, state: State, random: torch.Tensor) -> Callable[[], None] | None:
+    """How the coordinator completes a checkpoint."""
+    saving = job.saving
+    if saving is None:
+        return None
+    position: Position = {"random": [int(byte) for byte in random]}
+
+    def save() -> None:
+        finish(saving, job.seat, job.policy.name, job.identity, state, position)
+
+    return save
+
+
+def _random_state(path: Path) -> torch.Tensor:
+    """The random state with which the loader began."""
+    return torch.tensor(read_position(path)["random"], dtype=torch.uint8)
+
+
+def _first_state(job: Job, setup: Setup, loader: Iterable[object]) -> State:
     """Empty caches; a hot set is chosen by the counts of the first batches."""
     if job.policy.regroup is None:
         return start(job.policy, setup)
@@ -256,12 +190,14 @@ def _first_state(job: _Job, setup: Setup, loader: Iterable[object]) -> State:
     return start(job.policy, setup, counts)
 
 
-def _serve(job: _Job) -> Shard:
+def _serve(job: Job, resume: Resume | None) -> Shard:
     """A shard's life."""
     seat, places, widths = job.seat, job.places, job.widths
     store = ShardStore(seat.index, places, widths, job.optimizer)
-    for table, weight in enumerate(job.weights):
-        _fill(store, job, table, weight)
+    if resume is not None:
+        load_shard(resume.path, store, places, seat.index)
+    else:
+        _initialise(store, job)
     shard = Shard(store, widths, seat.rows, seat.workers)
     notes = listen(seat.plans)
     while (note := notes.get()).verb != STOP:
@@ -269,14 +205,24 @@ def _serve(job: _Job) -> Shard:
             shard.step(note)
         elif note.verb == DRAIN:
             shard.drain(note)
-        elif note.verb == LOOK:
-            _, heads, index = note.arrays
-            orders = Orders.read(heads, index)
-            shard.serve(orders.at(EARLY_PULL))
+        elif note.verb in (LOOK, REFILL):
+            _, heads, where = note.arrays
+            shard.serve(Orders.read(heads, where).at(EARLY_PULL))
+        elif note.verb == SAVE:
+            folder = partial(job.settings["checkpoint"], int(note.arrays[0].tolist()[0]))
+            answer(seat.answers, [save_shard(folder, store, places, seat.index)])
     return shard
 
 
-def _fill(store: ShardStore, job: _Job, table: int, weight: torch.Tensor) -> None:
+def _initialise(store: ShardStore, job: Job) -> None:
+    """Values that the user gave in a file, or those of the model."""
+    for table, weight in enumerate(job.weights):
+        _fill(store, job, table, weight)
+    if "tables" in job.settings:
+        load_tables(job.settings["tables"], store, job.places, job.seat.index)
+
+
+def _fill(store: ShardStore, job: Job, table: int, weight: torch.Tensor) -> None:
     """Initial values of a table's rows at this shard."""
     places, first_rows = job.places, job.setup.schema.first_rows
     rows = places.rows_of(job.seat.index, table)
@@ -295,13 +241,23 @@ def _fill(store: ShardStore, job: _Job, table: int, weight: torch.Tensor) -> Non
         scatter(records, local, values.astype(records.dtype))
 
 
-def _join(job: _Job, model: nn.Module) -> Run:
+def _join(job: Job, resume: Resume | None) -> Run:
     """A worker's part: from here the loop is the user's."""
     seat = job.seat
     deltas = job.policy.sync.record == DELTA
     store = CacheStore(seat.index, job.places, job.widths, job.optimizer, deltas)
     rows = Rows(store, job.widths, seat.rows, seat.shards)
+    dense = Dense(job.model, seat)
+    extras = job.settings.get("extras", {})
+    own = None if job.policy.exact else store
+    part = WorkerPart(seat.index, job.model, job.optimizers, extras, own)
+    if resume is not None:
+        part.load(resume.path, resume.same_place)
+
+    def save(step: int) -> None:
+        answer(seat.answers, part.save(partial(job.settings["checkpoint"], step)))
+
     courier = Courier(seat, rows, job.feed, job.layers)
-    run = Run(courier, job.desk, Dense(model, seat), job.rate)
+    run = Run(courier, job.desk, dense, job.rate, save)
     courier.start()
     return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from embroute.runtime.inbox import (
     HELLO,
     LOOK,
     LOOKED,
+    REFILL,
+    SAVE,
     STEP,
     STOP,
     Handover,
@@ -45,11 +47,17 @@ class Looked(NamedTuple):
     """The end of an evaluation."""
 
 
+class Save(NamedTuple):
+    """A checkpoint of what all steps so far have made."""
+
+    step: int
+
+
 class Stop(NamedTuple):
     """The end of the job."""
 
 
-Ready = Work | Look | Looked | Stop
+Ready = Work | Look | Looked | Save | Stop
 
 
 @dataclass
@@ -93,6 +101,12 @@ class Courier:
             self._look(note)
         elif note.verb == LOOKED:
             self.ready.put(Looked())
+        elif note.verb == SAVE:
+            # The user's optimizer has not stepped yet: the loop itself saves, before its next step.
+            self.ready.put(Save(int(note.arrays[0].tolist()[0])))
+        elif note.verb == REFILL:
+            _, heads, where = note.arrays
+            self.rows.refill(Orders.read(heads, where))
 
     def _learn(self, note: Note) -> None:
         self.feed.recall(note.arrays[0].tobytes().decode())
@@ -179,13 +193,21 @@ class Rate:
 class Run:
     """A worker's hold on the job. `loss` is the mean over all samples of the last step."""
 
-    def __init__(self, courier: Courier, desk: Desk, dense: Dense, rate: Rate) -> None:
+    def __init__(
+        self,
+        courier: Courier,
+        desk: Desk,
+        dense: Dense,
+        rate: Rate,
+        save: Callable[[int], None],
+    ) -> None:
         self.seat, self.rows, self.meter = courier.seat, courier.rows, courier.rows.meter
         self.loss = math.nan
         self.work: Work | None = None
         self.finished = False
         self._first_look: Look | None = None
         self._courier, self._desk, self._dense, self._rate = courier, desk, dense, rate
+        self._save = save
 
     @property
     def evaluation_due(self) -> bool:
@@ -198,6 +220,8 @@ class Run:
             item = self._courier.ready.get()
             if isinstance(item, Stop):
                 self.finished = True
+            if isinstance(item, Save):
+                self._save(item.step)
             if isinstance(item, Look) and item.work.about.flags & LAST_LOOK:
                 self.finished, self._first_look = True, item
             if not isinstance(item, Work):

@@ -91,6 +91,10 @@ class Rows:
         """Rows as they are at the shards, outside of the cache."""
         return [rows for _, rows in self._receive([], blocks)]
 
+    def refill(self, orders: Orders) -> None:
+        """Put copies back into their slots."""
+        self._swap([], orders.blocks)
+
     def _stage(
         self, step: int, blocks: Sequence[Block], grads: Sequence[Floats] = ()
     ) -> list[Staged]:

@@ -24,8 +24,9 @@ from embroute.models.catalog import ModelOptions, make_model
 from embroute.models.samples import Samples
 from embroute.policy.setup import dims
 from embroute.runtime.inbox import announce
+from embroute.runtime.job import Settings
 from embroute.runtime.optim import RowWiseAdagrad
-from embroute.runtime.prepare import Prepared, Settings, prepare
+from embroute.runtime.prepare import Prepared, prepare
 from embroute.runtime.run import Run
 from embroute.runtime.seat import Seat
 from embroute.runtime.tables import field_embeddings

@@ -1,0 +1,176 @@
+"""`embroute checkpoint`: look into checkpoints, and take tables out of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from embroute.commands.job_options import output_file
+from embroute.cost import OPTIMIZERS
+
+# torch and safetensors are imported where they are used: the other commands do without them.
+if TYPE_CHECKING:
+    from embroute.kernels.rows import Floats
+    from embroute.runtime.checkpoint_files import FileInfo, Identity, Manifest, TensorFile
+
+_AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+
+
+@click.group()
+def checkpoint() -> None:
+    """Look into checkpoints, and take tables out of them."""
+
+
+@checkpoint.command("inspect")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--verify", "whole", is_flag=True, help="Read every file and check its checksum.")
+def inspect_command(path: Path, whole: bool) -> None:
+    """What a checkpoint holds, and whether it is complete.
+
+    PATH is a folder of checkpoints, of which the newest is shown, or one step's folder.
+    """
+    _need("torch", "safetensors")
+    from embroute.runtime.checkpoint import read_position
+    from embroute.runtime.checkpoint_files import find, read_manifest, verify
+
+    folder = find(path)
+    manifest = read_manifest(folder)
+    if whole:
+        verify(folder, manifest.files)
+    checked = "checksums right" if whole else "sizes right"
+    told = {k: v for k, v in read_position(folder).items() if not isinstance(v, list | dict)}
+    position = ", ".join(f"{name} {value}" for name, value in told.items())
+    console = Console()
+    console.print(str(folder), markup=False, highlight=False, soft_wrap=True)
+    console.print(_facts(manifest, checked, position))
+    console.print(_tables(manifest.identity))
+
+
+@checkpoint.command("export")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Write tables here.")
+@click.option("--table", "names", multiple=True, metavar="NAME", help="Only this; repeatable.")
+def export_command(path: Path, out: Path, names: tuple[str, ...]) -> None:
+    """Write tables as one safetensors file: one tensor a table, values only.
+
+    Each fits a plain nn.EmbeddingBag: bag.load_state_dict({"weight": tensors[NAME]}). PATH is a
+    folder of checkpoints, of which the newest is taken, or one step's folder.
+    """
+    _need("torch", "safetensors")
+    from embroute.runtime.checkpoint_files import find
+
+    info = export_tables(find(path), output_file("--out", out), names)
+    click.echo(f"written: {out} ({_size(info.num_bytes)})", err=True)
+
+
+def _need(*packages: str) -> None:
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ValueError(f"this needs {' and '.join(missing)}: pip install 'embroute[train]'")
+
+
+def _facts(manifest: Manifest, checked: str, position: str) -> Table:
+    identity = manifest.identity
+    settings = ", ".join(f"{name}={value:g}" for name, value in identity.settings.items())
+    parameters = sum(int(np.prod(tensor.shape)) for tensor in identity.dense)
+    age_s = max(0.0, time.time() - manifest.saved_s)
+    size, unit = next(((s, u) for s, u in _AGES if age_s >= 2 * s), _AGES[-1])
+    rows = (
+        ("step", f"{manifest.step:,}"),
+        ("policy", manifest.policy),
+        ("workers", f"{manifest.num_workers}"),
+        ("shards", f"{manifest.num_shards}"),
+        ("row optimizer", f"{identity.optimizer}({settings}), {identity.dtype}"),
+        ("dense model", f"{parameters:,} numbers in {len(identity.dense)} tensors"),
+        ("data position", position),
+        ("age", f"{age_s / size:.0f} {unit}"),
+        ("complete", f"yes: {len(manifest.files)} files, {_size(manifest.num_bytes)}, {checked}"),
+    )
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, escape(value))
+    return table
+
+
+def _tables(identity: Identity) -> Table:
+    table = Table(title="Tables, with the state of the row optimizer")
+    table.add_column("table", overflow="fold")
+    for heading in ("rows", "width", "state", "bytes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    item_bytes = np.dtype(identity.dtype).itemsize
+    for name, rows, width in identity.tables:
+        state = OPTIMIZERS[identity.optimizer](width)
+        num_bytes = rows * (width + state) * item_bytes
+        table.add_row(escape(name), f"{rows:,}", f"{width}", f"{state}", _size(num_bytes))
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    power = min(4, max(0, len(str(num_bytes)) - 1) // 3)
+    unit = ("bytes", "KB", "MB", "GB", "TB")[power]
+    return f"{num_bytes / 1000**power:.{min(power, 1)}f} {unit}"
+
+
+def export_tables(path: Path, out: Path, names: Sequence[str] = ()) -> FileInfo:
+    """Write tables of a checkpoint, all or some, into one safetensors file: values only.
+
+    The rows stream through in blocks. An older file stays until the new one is whole.
+    """
+    from embroute.runtime import checkpoint_files as files
+
+    manifest, out = files.read_manifest(path), out.resolve()
+    tables, dtype = manifest.identity.tables, manifest.identity.dtype
+    known = [table.name for table in tables]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--table {name}: no such table (there are {', '.join(known)})")
+    if (out.parent / files.MANIFEST).exists() or (out.exists() and not out.is_file()):
+        raise ValueError(f"--out {out}: neither a new file nor one that may be replaced")
+    firsts = accumulate((table.num_rows for table in tables), initial=0)
+    shards = _shards(path, manifest)
+    tensors = []
+    for t, ((name, count, width), first) in enumerate(zip(tables, firsts, strict=False)):
+        if not names or name in names:
+            blocks = _values(shards, t, range(first, first + count), np.empty((1, width), dtype))
+            tensors.append(files.Tensor(name, dtype, (count, width), blocks))
+    part = out.with_name(f"{out.name}.partial")
+    info = files.write_tensors(part, tensors, {"format": "pt", "step": str(manifest.step)})
+    part.replace(out)
+    files.sync_folder(out.parent)
+    return info
+
+
+def _shards(path: Path, manifest: Manifest) -> list[TensorFile]:
+    from embroute.runtime.checkpoint import shard_file
+    from embroute.runtime.checkpoint_files import TensorFile
+
+    return [TensorFile(path / shard_file(shard)) for shard in range(manifest.num_shards)]
+
+
+def _values(
+    shards: Sequence[TensorFile], table: int, rows: range, like: Floats
+) -> Iterator[memoryview]:
+    """A table's values put together from its shards, in blocks; `like` is one row of it."""
+    from embroute.runtime.checkpoint import copy_rows, rows_at
+    from embroute.runtime.checkpoint_files import BLOCK_BYTES
+
+    count = max(1, BLOCK_BYTES // like.nbytes)
+    for at in range(0, len(rows), count):
+        block = rows[at : at + count]
+        out = np.empty((len(block), like.shape[1]), like.dtype)
+        for shard, file in enumerate(shards):
+            theirs = rows_at(rows.start, rows.stop, shard, len(shards))
+            copy_rows(file, f"table{table}", theirs, block, out)
+        yield out.reshape(-1).view(np.uint8).data

@@ -1,0 +1,195 @@
+"""What all ranks know of a job before the first batch: tables, optimizer, caches, settings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from embroute.cluster import Cluster, uniform
+from embroute.config import Size
+from embroute.policy.catalog import make_policy
+from embroute.policy.parts import Policy
+from embroute.policy.setup import Setup
+from embroute.runtime.checkpoint import (
+    Stateful,
+    identity_of,
+)
+from embroute.runtime.checkpoint_files import (
+    Identity,
+)
+from embroute.runtime.feed import Feed, SampleFeed
+from embroute.runtime.optim import RowOptimizer, row_optimizer
+from embroute.runtime.places import Places
+from embroute.runtime.routed import Desk, RoutedLayer
+from embroute.runtime.run import Rate
+from embroute.runtime.saving import Saving
+from embroute.runtime.seat import Seat
+from embroute.runtime.store import Widths
+from embroute.runtime.tables import (
+    field_embeddings,
+    find_layers,
+    replace_fields,
+    replace_layers,
+)
+from embroute.runtime.tensor_feed import Lookups, TensorFeed
+
+
+class Settings(TypedDict, total=False):
+    """What a job may be told beside its model, optimizer and loader."""
+
+    policy: str
+    cache: Size
+    network: Cluster
+    lookups: Lookups
+    min_rows: int
+    epochs: int
+    max_steps: int
+    quotas: tuple[float, ...]
+    held_out: Iterable[object]
+    evaluate_every: int
+    decay: float
+    seed: int
+    device: str
+    compare_with: str
+    checkpoint: Path  # folder of checkpoints
+    checkpoint_every: int
+    keep: int
+    resume: bool  # from the newest checkpoint in the folder, if there is one
+    tables: Path  # initial values
+    extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
+    stop: threading.Event  # asks for a checkpoint and an early end
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks know of a job before the first batch."""
+
+    seat: Seat
+    settings: Settings
+    feed: Feed
+    policy: Policy
+    setup: Setup
+    optimizer: RowOptimizer
+    rate: Rate
+    weights: list[torch.Tensor]
+    desk: Desk
+    layers: list[RoutedLayer]
+    model: nn.Module
+    optimizers: list[Optimizer]
+
+    @property
+    def places(self) -> Places:
+        """Where rows lie."""
+        return Places(self.setup)
+
+    @property
+    def widths(self) -> Widths:
+        """Columns of records."""
+        dtype = np.dtype(str(self.weights[0].dtype)[6:])
+        return Widths(self.places, self.optimizer, dtype)
+
+    @property
+    def saving(self) -> Saving | None:
+        """Where checkpoints go, if anywhere."""
+        if "checkpoint" not in self.settings:
+            return None
+        return Saving(Path(self.settings["checkpoint"]), self.settings.get("keep", 2))
+
+    @property
+    def identity(self) -> Identity:
+        """What a checkpoint must share with the job."""
+        dense = self.model.state_dict()
+        return identity_of(self.places, self.optimizer, self.widths.dtype, dense)
+
+
+def describe(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    seat: Seat,
+    settings: Settings,
+) -> Job:
+    """Find the tables, take them out of model and optimizer, and size the caches."""
+    feed, weights, widths = _tables(model, settings)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    rows, rate = _take_out(weights, optimizers, settings.get("decay", 0.0))
+    policy = make_policy(settings.get("policy", "esd(1)"))
+    setup = Setup(
+        feed.schema,
+        settings.get("network") or uniform(seat.num_workers, seat.num_shards),
+        widths,
+        optimizer=rows.name,
+        cache=Size(1.0, "share") if policy.unbounded else settings.get("cache", Size(0.1, "share")),
+        shares=settings.get("quotas", ()),
+        seed=settings.get("seed", 0),
+    )
+    _check(setup, seat)
+    arena_of_table = tuple(setup.arenas.index(width) for width in widths)
+    desk = Desk(setup.arenas, arena_of_table, settings.get("device", "cpu"))
+    own = field_embeddings(model)
+    layers: list[RoutedLayer] = []
+    if own is not None:
+        replace_fields(model, own, desk)
+    else:
+        layers = replace_layers(model, find_layers(model, settings.get("min_rows", 1000)), desk)
+    return Job(
+        seat, settings, feed, policy, setup, rows, rate, weights, desk, layers, model, optimizers
+    )
+
+
+def _tables(
+    model: nn.Module, settings: Settings
+) -> tuple[Feed, list[torch.Tensor], tuple[int, ...]]:
+    """The feed that suits the model, the weights of its tables, and their widths."""
+    device = settings.get("device", "cpu")
+    own = field_embeddings(model)
+    if own is not None:
+        weights = own.weights
+        return SampleFeed(own.schema, weights[0].dtype, device), weights, own.widths
+    found = find_layers(model, settings.get("min_rows", 1000))
+    if "lookups" not in settings:
+        names = ", ".join(entry.layer.name for entry in found)
+        raise ValueError(
+            f"lookups=: say which ids of a batch each layer looks up, for the layers {names}"
+        )
+    feed = TensorFeed([entry.layer for entry in found], settings["lookups"], device)
+    weights = [entry.weight for entry in found]
+    return feed, weights, tuple(entry.layer.width for entry in found)
+
+
+def _take_out(
+    weights: Sequence[torch.Tensor], optimizers: Sequence[Optimizer], decay: float
+) -> tuple[RowOptimizer, Rate]:
+    """Remove the tables from the optimizers; returns what will update their rows."""
+    missing, found = list(weights), list[tuple[RowOptimizer, Rate]]()
+    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
+    for optimizer, group in groups:
+        own = [p for p in group["params"] if any(p is weight for weight in weights)]
+        if not own:
+            continue
+        found.append((row_optimizer(optimizer, group), Rate(group)))
+        missing = [weight for weight in missing if all(weight is not p for p in own)]
+        group["params"] = [p for p in group["params"] if all(p is not table for table in own)]
+        for parameter in own:
+            optimizer.state.pop(parameter, None)
+    if missing:
+        raise ValueError(f"{len(missing)} of {len(weights)} tables are in no optimizer")
+    if any(rows != found[0][0] for rows, _ in found):
+        raise ValueError("all tables must have the same optimizer with the same settings")
+    return replace(found[0][0], decay=decay), found[0][1]
+
+
+def _check(setup: Setup, seat: Seat) -> None:
+    cluster = setup.cluster
+    if (cluster.num_workers, cluster.num_shards) != (seat.num_workers, seat.num_shards):
+        raise ValueError(
+            f"the network has {cluster.num_workers} workers and {cluster.num_shards} shards, the "
+            f"job {seat.num_workers} and {seat.num_shards}"
+        )

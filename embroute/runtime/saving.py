@@ -1,0 +1,142 @@
+"""Checkpoints of a running job: every rank writes its part, the coordinator makes it one whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from embroute.kernels.codes import FRESH, MISS_PULL, ROW, VALUE_STATE
+from embroute.policy.state import State, held
+from embroute.runtime.checkpoint import (
+    Position,
+    Stateful,
+    Training,
+    load_brain,
+    load_cache,
+    load_dense,
+    save_brain,
+    save_cache,
+    save_dense,
+    worker_file,
+)
+from embroute.runtime.checkpoint_files import (
+    FileInfo,
+    Identity,
+    Manifest,
+    commit,
+    partial,
+    read_manifest,
+)
+from embroute.runtime.exchange import Channel
+from embroute.runtime.inbox import COORDINATOR
+from embroute.runtime.places import Places
+from embroute.runtime.script import EARLY_PULL, Entries, Script, write
+from embroute.runtime.seat import Seat
+from embroute.runtime.store import CacheStore
+
+REFILL_ROWS = 1 << 15  # of a worker at a time
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where checkpoints go, and how many are kept."""
+
+    folder: Path
+    keep: int = 2
+
+
+def answer(channel: Channel, files: Sequence[FileInfo]) -> None:
+    """Tell the coordinator which files this rank has written."""
+    text = np.frombuffer(json.dumps(files).encode(), np.uint8)
+    size = np.array([len(text)], np.int64).view(np.uint8)
+    channel.swap([(COORDINATOR, size)], [])
+    channel.swap([(COORDINATOR, text.copy())], [])
+
+
+def answers(channel: Channel, peers: Sequence[str]) -> list[FileInfo]:
+    """What all ranks have written; waits for the last of them."""
+    sizes = [np.zeros(1, np.int64) for _ in peers]
+    channel.swap([], [(p, size.view(np.uint8)) for p, size in zip(peers, sizes, strict=True)])
+    texts = [np.empty(int(size[0]), np.uint8) for size in sizes]
+    channel.swap([], list(zip(peers, texts, strict=True)))
+    return [FileInfo(*info) for text in texts for info in json.loads(text.tobytes())]
+
+
+def finish(
+    saving: Saving, seat: Seat, policy: str, identity: Identity, state: State, position: Position
+) -> Path:
+    """The coordinator's part: its own file, then the manifest that makes the checkpoint whole."""
+    own = save_brain(partial(saving.folder, state.step), state, position)
+    files = (*answers(seat.answers, seat.peers), own)
+    manifest = Manifest(state.step, policy, seat.num_workers, seat.num_shards, identity, files)
+    return commit(saving.folder, manifest, saving.keep)
+
+
+@dataclass(frozen=True)
+class WorkerPart:
+    """What a worker saves and loads: the first one the dense part, each its own random state."""
+
+    worker: int
+    model: torch.nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    extras: Mapping[str, Stateful]
+    cache: CacheStore | None  # where copies differ from the shards' rows even after a drain
+
+    def _training(self) -> Training:
+        return Training(self.model.state_dict(), self.optimizers, self.extras)
+
+    def save(self, folder: Path) -> list[FileInfo]:
+        """Write this worker's files."""
+        random = torch.get_rng_state()
+        files = [save_cache(folder, self.worker, self.cache, random)]
+        if self.worker == 0:
+            files.append(save_dense(folder, self._training(), random))
+        return files
+
+    def load(self, path: Path, same_place: bool) -> None:
+        """Read them; the worker's own only where the job has the same shape."""
+        load_dense(path, self._training())
+        if same_place and (path / worker_file(self.worker)).exists():
+            torch.set_rng_state(load_cache(path, self.worker, self.cache))
+
+
+def load_state(path: Path, state: State, same_place: bool) -> None:
+    """Continue the brain where it was; another topology starts with empty caches."""
+    if same_place:
+        load_brain(path, state)
+    state.step = read_manifest(path).step
+
+
+def refills(state: State, places: Places) -> list[Script]:
+    """Pulls that put every up-to-date copy back into its slot, some rows at a time."""
+    scripts = []
+    for worker in range(state.setup.num_workers):
+        slots, cells = held(state, worker)
+        fresh = slots[(cells & FRESH) != 0]
+        for part in np.array_split(fresh, -(-len(fresh) // REFILL_ROWS) or 1):
+            if len(part):
+                scripts.append(_refill(state, places, worker, part.astype(np.int64)))
+    return scripts
+
+
+def _refill(state: State, places: Places, worker: int, slots: npt.NDArray[np.int64]) -> Script:
+    rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
+    arena = state.setup.arena_of(rows).astype(np.int64)
+    fixed = np.zeros(len(rows), np.int64)
+    entries = Entries(
+        fixed + EARLY_PULL,
+        fixed + worker,
+        rows % places.num_shards,
+        arena,
+        fixed + VALUE_STATE,
+        fixed + MISS_PULL,
+        (slots - places.first_slot_WA[worker, arena]).astype(np.int32),
+        places.local(rows).astype(np.int32),
+    )
+    return write(entries, places)

@@ -1,0 +1,400 @@
+"""Checkpoints: what is saved comes back bit for bit, and what is saved already is never harmed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from embroute.cli import cli
+from embroute.cluster import uniform
+from embroute.data.schema import Schema, Table
+from embroute.policy.catalog import make_policy
+from embroute.policy.decide import advance, plan_step
+from embroute.policy.plans import start
+from embroute.policy.setup import Setup
+from embroute.policy.state import State
+from embroute.runtime import checkpoint, checkpoint_files
+from embroute.runtime.checkpoint import Stateful, Training, identity_of, load_shard, save_shard
+from embroute.runtime.checkpoint_files import Manifest, claim, find, latest, partial, read_manifest
+from embroute.runtime.optim import RowOptimizer
+from embroute.runtime.places import Places
+from embroute.runtime.store import CacheStore, ShardStore, Widths
+from tests.workloads import long_workload
+
+torch.set_num_threads(1)
+Patch = pytest.MonkeyPatch
+
+TABLES = (Table("a", 23), Table("b", 1), Table("c[x]", 40), Table("d", 9))
+WIDTHS = (4, 8, 4, 8)
+MODEL = {"top.weight": torch.ones(3, 2), "top.bias": torch.zeros(3)}
+ADAGRAD = RowOptimizer("adagrad", 0.1, initial_state=0.5)
+RANDOM = torch.arange(16, dtype=torch.uint8)
+
+
+def places_of(num_shards: int, *tables: Table) -> Places:
+    return Places(Setup(Schema(tables or TABLES, ()), uniform(2, num_shards), WIDTHS))
+
+
+def stores_of(places: Places, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
+    widths = Widths(places, optimizer, dtype)
+    return [ShardStore(k, places, widths, optimizer) for k in range(places.num_shards)]
+
+
+def record(row: int, columns: int) -> npt.NDArray[np.float64]:
+    """A record that no other row has; thirds, so that float64 and float32 differ."""
+    return np.asarray((1000 * row + np.arange(columns)) / 3)
+
+
+def filled_stores(places: Places, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
+    stores = stores_of(places, optimizer, dtype)
+    for row in range(places.setup.schema.num_rows):
+        arena = places.setup.arena_of(np.array([row]))[0]
+        records = stores[row % len(stores)].records[arena]
+        records[places.local(np.array([row]))[0]] = record(row, records.shape[1])
+    return stores
+
+
+def write_checkpoint(
+    folder: Path, step: int, num_shards: int = 2, dtype: str = "float32", keep: int = 2
+) -> Path:
+    """A whole checkpoint, as the ranks of a job write it."""
+    places, part = places_of(num_shards), partial(folder, step)
+    stores = filled_stores(places, ADAGRAD, dtype)
+    files = [save_shard(part, store, places, k) for k, store in enumerate(stores)]
+    files.append(checkpoint.save_dense(part, Training(MODEL, [], {}), RANDOM))
+    state = start(make_policy("esd(1)"), places.setup)
+    files.append(checkpoint.save_brain(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
+    identity = identity_of(places, ADAGRAD, dtype, MODEL)
+    manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files))
+    return checkpoint_files.commit(folder, manifest, keep)
+
+
+def assert_whole(path: Path, step: int) -> None:
+    assert read_manifest(path).step == step
+    checkpoint_files.verify(path, read_manifest(path).files)
+
+
+@pytest.mark.parametrize("name", ["sgd", "rowwise-adagrad", "adam"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("old", "new"), [(1, 1), (3, 3), (1, 4), (4, 1), (2, 3), (4, 6), (5, 2)])
+def test_rows_find_their_new_shard(
+    name: str, dtype: str, old: int, new: int, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(checkpoint_files, "BLOCK_BYTES", 100)
+    optimizer, before, after = RowOptimizer(name, 0.1), places_of(old), places_of(new)
+    for shard, store in enumerate(filled_stores(before, optimizer, dtype)):
+        save_shard(tmp_path, store, before, shard)
+        read = load_file(tmp_path / f"shard{shard}.safetensors")
+        for table, width in enumerate(WIDTHS):
+            columns = width + optimizer.state_width(width)
+            rows = [record(row, columns) for row in before.rows_of(shard, table)]
+            expected = np.array(rows, dtype).reshape(-1, columns)
+            np.testing.assert_array_equal(read[f"table{table}"], expected, strict=True)
+    for shard, whole in enumerate(filled_stores(after, optimizer, dtype)):
+        store = stores_of(after, optimizer, dtype)[shard]
+        load_shard(tmp_path, store, after, shard)
+        for mine, its in zip(store.records, whole.records, strict=True):
+            np.testing.assert_array_equal(mine, its, strict=True)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        (partial(tmp_path, step) / "shard7.safetensors").write_text("of a crashed, larger run")
+        newest = write_checkpoint(tmp_path, step)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000010", "step-00000015"]
+    files = {info.name for info in read_manifest(newest).files}
+    assert {*files, "manifest.json"} == set(os.listdir(newest))
+    partial(tmp_path, 20)
+    assert latest(tmp_path) == find(tmp_path) == newest
+    claim(tmp_path, 15)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000010", "step-00000015"]
+    with pytest.raises(ValueError, match="holds step-00000015, later than step 12"):
+        claim(tmp_path, 12)
+
+
+@pytest.mark.parametrize("step", [10, 15])  # the same step again, and a later one
+def test_a_crash_at_any_moment(step: int, tmp_path: Path, monkeypatch: Patch) -> None:
+    left = [0]  # calls until the crash
+
+    def crashing(function: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **options: object) -> object:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt  # not an Exception: nothing handles it
+            return function(*args, **options)
+
+        return call
+
+    ends = []
+    for calls in range(30):
+        folder = tmp_path / str(calls)
+        write_checkpoint(folder, 10, num_shards=3)
+        left[0] = calls
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            for owner, name in ((Path, "rename"), (shutil, "rmtree"), (os, "fsync")):
+                patch.setattr(owner, name, crashing(getattr(owner, name)))
+            write_checkpoint(folder, step, keep=1)
+        manifest = read_manifest(find(folder))
+        assert_whole(find(folder), manifest.step)
+        claim(folder, step)
+        assert read_manifest(find(folder)) == manifest
+        assert not [name for name in os.listdir(folder) if name.endswith(("partial", "removed"))]
+        ends.append((manifest.num_shards, left[0] > 0))
+    assert list(dict.fromkeys(ends)) == [(3, False), (2, False), (2, True)]  # shards, whether done
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "message"),
+    [
+        ("shard1.safetensors", lambda data: data[:-1], r"has \d+ bytes, \d+ were written to it"),
+        ("shard0.safetensors", lambda data: data[:-1] + b"x", "is damaged: its checksum"),
+        ("brain.safetensors", lambda data: None, "is missing"),
+        ("manifest.json", lambda data: None, "is missing"),
+        ("manifest.json", lambda data: data[:-1], "is damaged: Expecting"),
+        ("manifest.json", lambda data: b'{"version": 1}', "is damaged: KeyError"),
+        ("manifest.json", lambda data: b'{"version": 9}', "has version 9, this program reads 1"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(
+    file: str, harm: Callable[[bytes], bytes | None], message: str, tmp_path: Path
+) -> None:
+    old, path = write_checkpoint(tmp_path, 5), write_checkpoint(tmp_path, 10)
+    data = harm((path / file).read_bytes())
+    (path / file).unlink() if data is None else (path / file).write_bytes(data)
+    with pytest.raises(ValueError, match=f"step-00000010.*{file}.*{message}"):
+        assert_whole(find(tmp_path), 10)
+    with pytest.raises(ValueError, match=message):
+        command("inspect", tmp_path, "--verify")
+    assert_whole(old, 5)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 10)
+    saved = read_manifest(path).identity
+    mine = identity_of(places_of(5), replace(ADAGRAD, lr=0.7), "float32", MODEL)
+    checkpoint.check_identity(saved, mine, path)
+    longer = places_of(2, *TABLES[:2], Table("c[x]", 41), Table("e", 9))
+    wide = MODEL | {"top.weight": torch.ones(3, 4)}
+    c, d = "table 'c[x]' has 40 rows in the checkpoint, 41 in the model", "has no table 'd'; "
+    weight = "tensor 'top.weight' is float32 [3, 2] in the checkpoint, float32 [3, 4] in the model"
+    adam = identity_of(places_of(2), RowOptimizer("adam", 0.1), "float64", {})
+    for other, *messages in (
+        (identity_of(longer, ADAGRAD, "float32", MODEL), c, d),
+        (replace(mine, tables=mine.tables[::-1]), "a, b, c[x], d in the checkpoint, d, c[x], b, a"),
+        (adam, "adagrad in the checkpoint, adam in", "float32 in", "and 1 more differences"),
+        (replace(mine, settings={"eps": 1e-3, "decay": 0.0}), "the rows' eps is 1e-10 in the"),
+        (identity_of(places_of(2), ADAGRAD, "float32", wide), weight),
+    ):
+        with pytest.raises(ValueError, match=r"^step-00000010: ") as refused:
+            checkpoint.check_identity(saved, other, path)
+        assert all(message in str(refused.value) for message in messages), refused.value
+    store = stores_of(places_of(2), ADAGRAD, "float64")[0]
+    with pytest.raises(ValueError, match=r"shard0.safetensors: 'table0' is F32, expected float64"):
+        load_shard(path, store, places_of(2), 0)
+
+
+@pytest.mark.parametrize("file", ["shard0.safetensors", "manifest.json"])
+def test_a_full_disk_harms_nothing(file: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    write_checkpoint(tmp_path, 10)
+    opened = Path.open
+
+    def full(path: Path, mode: str) -> object:
+        return opened(Path("/dev/full") if path.name == file else path, mode)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match="step-00000020 was not saved, step-00000010") as error:
+        write_checkpoint(tmp_path, 20)
+    monkeypatch.undo()
+    assert error.value.errno == errno.ENOSPC
+    assert error.value.filename == str(tmp_path / "step-00000020.partial" / file)
+    assert_whole(find(tmp_path), 10)
+
+
+OPTIMIZERS: dict[str, dict[str, object]]
+OPTIMIZERS = {"SGD": {"momentum": 0.9}, "Adam": {"betas": (0.8, 0.95)}, "Adagrad": {}}
+
+
+def dense_job(kind: str, dtype: torch.dtype, seed: int) -> tuple[nn.Module, Training]:
+    """A model with buffers and dropout; its optimizer, and schedules of different kinds."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)).to(dtype)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, **OPTIMIZERS[kind])
+    rates = torch.optim.lr_scheduler
+    extras: dict[str, Stateful] = {"decay": rates.ExponentialLR(optimizer, 0.9)}
+    if kind != "Adagrad":  # this one moves betas, or the momentum
+        extras["cycle"] = rates.OneCycleLR(optimizer, 0.2, total_steps=20)
+    extras["steps"] = rates.MultiStepLR(optimizer, [2, 5], 0.5)
+    return model, Training(model.state_dict(), [optimizer], extras)
+
+
+def train_dense(model: nn.Module, training: Training, steps: range) -> None:
+    for step in steps:
+        inputs = torch.from_numpy(np.random.default_rng(step).random((16, 6)))
+        training.optimizers[0].zero_grad()
+        model(inputs.to(next(model.parameters()).dtype)).square().mean().backward()
+        training.optimizers[0].step()
+        for schedule in training.extras.values():
+            schedule.step()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_dense_goes_on(kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: Patch) -> None:
+    model, training = dense_job(kind, dtype, seed=1)
+    train_dense(model, training, range(4))
+    checkpoint.save_dense(tmp_path, training, torch.get_rng_state())
+    kept = str([x.state_dict() for x in (*training.optimizers, *training.extras.values())])
+    train_dense(model, training, range(4, 8))
+    for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
+        monkeypatch.delattr(module, name)
+    other, loaded = dense_job(kind, dtype, seed=2)
+    group = loaded.optimizers[0].param_groups[0]
+    torch.set_rng_state(checkpoint.load_dense(tmp_path, loaded))
+    assert kept == str([x.state_dict() for x in (*loaded.optimizers, *loaded.extras.values())])
+    assert loaded.optimizers[0].param_groups[0] is group  # row optimizers read their rate in it
+    train_dense(other, loaded, range(4, 8))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    training, adam = (dense_job(kind, torch.float32, 1)[1] for kind in ("SGD", "Adam"))
+    checkpoint.save_dense(tmp_path, training, RANDOM)
+    for other, message in (
+        (replace(training, optimizers=adam.optimizers), r"\['SGD'\] in the checkpoint, \['Adam'\]"),
+        (replace(training, extras={}), r"holds \['cycle', 'decay', 'steps'\] beside .* has \[\]"),
+        (replace(training, model=MODEL), "there is no tensor 'model.top.weight'"),
+        (dense_job("SGD", torch.float64, 1)[1], "is F32, expected float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            checkpoint.load_dense(tmp_path, other)
+    odd = SimpleNamespace(state_dict=lambda: {"seen": [{1}]})
+    with pytest.raises(ValueError, match=r"^extra.odd.seen.0 is a set: a checkpoint holds numbers"):
+        checkpoint.save_dense(tmp_path, replace(training, extras={"odd": odd}), RANDOM)
+
+
+def contents(state: State) -> dict[str, Any]:
+    """Whatever a state holds, found by its declaration."""
+    found: dict[str, Any] = {one.name: getattr(state, one.name) for one in fields(state)}
+    found |= found.pop("caches")._asdict()
+    return found | dict(found.pop("order")._asdict())
+
+
+@pytest.mark.parametrize("name", ["esd(1)", "het(4)", "fae", "bagpipe(3)", "herald"])
+def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
+    policy, workload = make_policy(name), long_workload("sgd")
+    state, loaded = workload.start(policy), workload.start(policy)
+    loaded.ranking = loaded.ranking[::-1].copy()
+    for step, window in zip(range(40), workload.windows(policy, state), strict=False):
+        plan = plan_step(policy, window, state)
+        if step >= 20:
+            again = plan_step(policy, window, loaded)
+            np.testing.assert_array_equal(plan.worker_S, again.worker_S)
+            np.testing.assert_array_equal(plan.placement.slot_T, again.placement.slot_T)
+            advance(loaded, again)
+        advance(state, plan)
+        if step == 19:
+            checkpoint.save_brain(tmp_path, state, {"epoch": 3, "of": None})
+            assert checkpoint.load_brain(tmp_path, loaded) == {"epoch": 3, "of": None}
+        for key, value in contents(state).items() if step >= 19 else ():
+            np.testing.assert_array_equal(value, contents(loaded)[key], key, strict=True)
+
+
+def test_a_brain_of_another_job_is_refused(tmp_path: Path) -> None:
+    def brain(rows: tuple[int, int], workers: int) -> State:
+        schema = Schema((Table("a", rows[0]), Table("b", rows[1])), ())
+        return start(make_policy("esd(1)"), Setup(schema, uniform(workers, 1), (4, 8)))
+
+    checkpoint.save_brain(tmp_path, brain((20, 40), 2), {})
+    with pytest.raises(ValueError, match=r"'cell_RW' has the shape \[60, 2\], expected \[60, 3\]"):
+        checkpoint.load_brain(tmp_path, brain((20, 40), 3))
+    with pytest.raises(ValueError, match="the caches have other capacities in the checkpoint"):
+        checkpoint.load_brain(tmp_path, brain((40, 20), 2))
+
+
+def test_a_worker_gets_its_cache_back(tmp_path: Path) -> None:
+    places, sgd = places_of(2), RowOptimizer("sgd", 1)
+    kinds = [Widths(places, optimizer, "float64") for optimizer in (ADAGRAD, ADAGRAD, sgd)]
+    store, other, narrow = (CacheStore(1, places, kind, ADAGRAD, True) for kind in kinds)
+    for i, array in enumerate([*store.records, *store.bases]):
+        array[:] = np.random.default_rng(i).random(array.shape)
+    checkpoint.save_cache(tmp_path, 1, store, RANDOM)
+    assert torch.equal(checkpoint.load_cache(tmp_path, 1, other), RANDOM)
+    pairs = zip([*store.records, *store.bases], [*other.records, *other.bases], strict=True)
+    assert all(np.array_equal(mine, its) for mine, its in pairs)
+    assert torch.equal(checkpoint.load_cache(tmp_path, 1, None), RANDOM)
+    with pytest.raises(ValueError, match="'records0' has the shape"):
+        checkpoint.load_cache(tmp_path, 1, narrow)
+
+
+def command(*arguments: object) -> str:
+    """What a command prints; or raises, for `main` to tell in one line with exit code 2."""
+    words = ["checkpoint", *map(str, arguments)]
+    return CliRunner().invoke(cli, words, catch_exceptions=False).output
+
+
+@pytest.mark.parametrize(("dtype", "num_shards"), [("float32", 1), ("float64", 3)])
+def test_export(dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(checkpoint_files, "BLOCK_BYTES", 200)
+    path, out = write_checkpoint(tmp_path, 10, num_shards, dtype), tmp_path / "tables.safetensors"
+    command("export", tmp_path, "--out", out)
+    tables, first = load_file(out), 0
+    for table, width in zip(TABLES, WIDTHS, strict=True):
+        rows = range(first, first + table.num_rows)
+        expected = np.array([record(row, width) for row in rows], dtype)
+        np.testing.assert_array_equal(tables[table.name], expected, strict=True)
+        bag = nn.EmbeddingBag(table.num_rows, width, mode="sum", dtype=getattr(torch, dtype))
+        bag.load_state_dict({"weight": torch.from_numpy(tables[table.name])})
+        assert np.array_equal(bag(torch.tensor([[0]])).detach().numpy()[0], expected[0])
+        first += table.num_rows
+    places = places_of(2)
+    store, whole = (made(places, ADAGRAD, dtype)[1] for made in (stores_of, filled_stores))
+    assert checkpoint.load_tables(out, store, places, 1) == [table.name for table in TABLES]
+    for records, its, width in zip(store.records, whole.records, (4, 8), strict=True):
+        assert np.array_equal(records[:, :width], its[:, :width])
+        assert (records[:, width:] == ADAGRAD.initial_state).all()
+    command("export", path, "--out", out, "--table", "d", "--table", "b")
+    assert checkpoint.load_tables(out, store, places, 1) == ["b", "d"]
+    for word, file in (("--table", "z"), ("--out", path / "shard0.safetensors")):
+        with pytest.raises(ValueError, match=f"^{word} .*{Path(file).name}"):
+            command("export", path, "--out", out, word, file)
+    for named, message in (("z", "'z' is no table of the model"), ("a", r"expected \[23, 4\]")):
+        save_file({named: np.zeros((2, 4), dtype)}, out)
+        with pytest.raises(ValueError, match=message):
+            checkpoint.load_tables(out, store, places, 0)
+    assert_whole(path, 10)
+
+
+def test_inspect(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1200, num_shards=3)
+    text = command("inspect", tmp_path, "--verify")
+    assert max(map(len, text.splitlines()[1:])) <= 80  # the first names the folder
+    for told in ("1,200", "esd(1)", "adagrad(eps=1e-10", "9 numbers in 2", "epoch 1, batch 4096"):
+        assert told in text
+    assert re.search(r"c\[x\] +\S +40 \S +4 \S +4 \S +1.3 KB", text)
+
+
+def test_other_commands_import_neither_torch_nor_safetensors() -> None:
+    unseen = "not {'torch', 'safetensors'}.isdisjoint(sys.modules)"
+    code = f"import sys, embroute.cli; sys.exit({unseen})"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,104 @@
+"""Checkpoint and resume: an interrupted run ends as an uninterrupted one, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embroute.runtime.checkpoint_files import latest, saved
+from embroute.runtime.job import Settings
+from embroute.runtime.local import run_local
+from tests.jobs import Batch, Result, Trained, batches, gathered, plain_cached, settings_of, train
+
+STEPS, EVERY = 60, 20
+
+
+class PowerCutError(Exception):
+    pass
+
+
+class Failing(list[Batch]):
+    """Batches that end in an error, the first time they are read."""
+
+    def __init__(self, stream: Sequence[Batch], last: int) -> None:
+        super().__init__(stream)
+        self.last, self.passes = last, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.passes += 1
+        return self._failing() if self.passes == 1 else super().__iter__()
+
+    def _failing(self) -> Iterator[Batch]:
+        yield from self[: self.last]
+        raise PowerCutError
+
+
+def run(
+    settings: Settings, topology: tuple[int, int], stream: Sequence[Batch]
+) -> dict[str, Result]:
+    workers, shards = topology
+    return run_local(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+
+
+def saving(policy: str, workers: int, folder: Path) -> Settings:
+    share = 1.0 if policy.startswith(("fae", "scars", "het")) else 0.75
+    settings = settings_of(policy, workers, share)
+    settings.update({"checkpoint": folder, "checkpoint_every": EVERY, "resume": True})
+    return settings
+
+
+def same(first: Trained, second: Trained) -> None:
+    for mine, its in zip(first.tables + first.dense, second.tables + second.dense, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.parametrize("cut", [45, 52])
+@pytest.mark.parametrize(
+    "policy",
+    ["vanilla", "esd(1)", "bagpipe(3)", "het(4)", "fae(hot=0.5, buffer=8)", "scars(hot=0.3)"],
+)
+def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None:
+    workers, shards = topology = (3, 2)
+    stream = batches(workers, STEPS)
+    whole = run(saving(policy, workers, tmp_path / "whole"), topology, stream)
+    settings = saving(policy, workers, tmp_path / "cut")
+    with pytest.raises(PowerCutError):
+        run(settings, topology, Failing(stream, cut))
+    assert latest(tmp_path / "cut") is not None
+    resumed = run(settings, topology, stream)
+    same(gathered(resumed, workers, shards), gathered(whole, workers, shards))
+    assert resumed["worker0"].losses == whole["worker0"].losses[-len(resumed["worker0"].losses) :]
+    assert len(resumed["worker0"].losses) < STEPS
+
+
+@pytest.mark.parametrize("topology", [(1, 1), (2, 3)])
+def test_another_topology_continues_exactly(topology: tuple[int, int], tmp_path: Path) -> None:
+    stream = batches(3, STEPS)
+    with pytest.raises(PowerCutError):
+        run(saving("esd(1)", 3, tmp_path), (3, 2), Failing(stream, 52))
+    settings = saving("herald", topology[0], tmp_path)
+    settings["cache"] = type(settings["cache"])(1.0, "share")
+    resumed = run(settings, topology, stream)
+    gathered(resumed, *topology).assert_equal(plain_cached("adagrad", 3, STEPS))
+
+
+def test_a_run_without_checkpoints_is_not_changed_by_them(tmp_path: Path) -> None:
+    stream = batches(2, STEPS)
+    run(saving("herald", 2, tmp_path), (2, 1), stream)
+    assert [path.name for path in saved(tmp_path)] == ["step-00000040", "step-00000060"]
+    with_them = gathered(run(saving("herald", 2, tmp_path / "b"), (2, 1), stream), 2, 1)
+    without = gathered(run(settings_of("herald", 2), (2, 1), stream), 2, 1)
+    with_them.assert_equal(without)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    stream = batches(2, STEPS)
+    run(saving("herald", 2, tmp_path), (2, 1), stream)
+    settings = saving("herald", 2, tmp_path)
+    with pytest.raises(
+        ValueError, match="optimizer is adagrad in the checkpoint, sgd in the model"
+    ):
+        run_local(2, 1, lambda seat: train(seat, stream, "sgd", settings))
