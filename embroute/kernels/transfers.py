@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import RETURNED, Caches, Placement, marked
+from embroute.kernels.caches import RETURNED, Caches, Placement, cell_of, marked
 from embroute.kernels.codes import (
     DIRTY,
     EARLY,
@@ -34,6 +34,7 @@ from embroute.kernels.codes import (
     VALUE_STATE,
 )
 from embroute.kernels.jit import kernel
+from embroute.kernels.memory import index, prefetch
 from embroute.kernels.touches import Touches
 
 I32 = npt.NDArray[np.int32]
@@ -97,25 +98,28 @@ def returns(caches: Caches, rows: StepRows, decision: Decision, copies_UW: I32) 
     out = empty(len(holder))
     worker, row, slot_of, arena, kind, what, phase = out
     for i in range(len(row)):
-        w, u = holder[i], unique[i]
+        w, u = index(holder[i]), index(unique[i])
         slot = (copies_UW[u, w] & SLOT_MASK) - 1
+        prefetch(slots, (w, slot, USED))
         worker[i], row[i], slot_of[i] = w, rows_U[u], slot
         arena[i], kind[i], what[i] = arena_U[u], UPDATE_PUSH, record
+    for i in range(len(row)):
         # Trained in the step before: the update exists only after that step's backward pass.
-        phase[i] = URGENT if slots[w, slot, USED] == step else EARLY
+        trained = slots[index(worker[i]), index(slot_of[i]), USED] == step
+        phase[i] = URGENT if trained else EARLY
     return out
 
 
 @kernel
 def _losing(caches: Caches, touches: Touches, placement: Placement) -> I64:
     """Touches whose victim holds an update that nothing else brings home."""
-    cell_RW, slots, planning = caches.cell_RW, caches.slot_WCF, caches.planning[0]
+    cells, slots, planning = caches.cells, caches.slot_WCF, caches.planning[0]
     worker_T, victim_T, slot_T = touches.worker_T, placement.victim_T, placement.slot_T
     chosen = np.empty(len(victim_T), np.int64)
     count = 0
     for t in range(len(victim_T)):
         w, row = worker_T[t], victim_T[t]
-        if row < 0 or cell_RW[row, w] & DIRTY == 0:
+        if row < 0 or cell_of(cells, row, w) & DIRTY == 0:
             continue
         if not marked(slots, w, slot_T[t], RETURNED, planning):
             chosen[count] = t
@@ -153,11 +157,11 @@ def pulls(
     mode_T, slot_T, step = decision.mode_T, placement.slot_T, rows.step
     out = empty(int((need_T != HIT).sum()))
     worker, row, slot_of, arena, kind, what, phase = out
-    i = 0
+    i = index(0)
     for t in range(len(need_T)):
         if need_T[t] == HIT:
             continue
-        w, u, slot = worker_T[t], unique_T[t], slot_T[t]
+        w, u, slot = index(worker_T[t]), index(unique_T[t]), index(slot_T[t])
         worker[i], row[i], slot_of[i], arena[i] = w, rows_U[u], slot, arena_U[u]
         kind[i] = MISS_PULL if need_T[t] == MISS else STALE_PULL
         # Whoever applies the optimizer needs its state as well.
@@ -168,7 +172,7 @@ def pulls(
         if not busy and need_T[t] == MISS:
             busy = slots[w, slot, USED] == step
         phase[i] = LATE if busy and step > 0 else EARLY
-        i += 1
+        i += index(1)
     return out
 
 
@@ -182,17 +186,17 @@ def updates(
     push_T, drop_T = decision.push_T, decision.drop_T
     out = empty(int((push_T != NOTHING).sum()))
     worker, row, slot_of, arena, kind, what, phase = out
-    i = 0
+    i = index(0)
     for t in range(len(push_T)):
         if push_T[t] == NOTHING:
             continue
-        u = unique_T[t]
+        u = index(unique_T[t])
         worker[i], row[i], slot_of[i], arena[i] = worker_T[t], rows_U[u], slot_T[t], arena_U[u]
         evicted = drop_T[t] and push_T[t] != GRADIENT
         kind[i] = EVICT_PUSH if evicted else UPDATE_PUSH
         what[i] = push_T[t]
         phase[i] = URGENT if later_U[u] == step + 1 else LAZY
-        i += 1
+        i += index(1)
     return out
 
 
