@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.kernels import codes
-from embroute.kernels.caches import Cells, find, hits, sole_holders, touched_cells
+from embroute.kernels.caches import Cells, find, hits, of_touches, sole_holders
 from embroute.kernels.distinct import distinct
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
@@ -121,7 +121,10 @@ def test_hits(seed: int, bit: int) -> None:
     _, _, made, workers, _ = draw_touches(seed)
     copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
     cells_T = copies_UW[made.unique_T, made.worker_T]
-    assert touched_cells(made, copies_UW).tolist() == cells_T.tolist()
+    arena_U = np.arange(len(copies_UW), dtype=np.uint8)
+    cell_T, arena_T = of_touches(made, copies_UW, arena_U)
+    assert cell_T.tolist() == cells_T.tolist()
+    assert arena_T.tolist() == made.unique_T.tolist()
     held_T = np.where(cells_T == 0, codes.MISS, codes.STALE)
     expected = np.where(cells_T & bit, codes.HIT, held_T)
     assert hits(cells_T, bit).tolist() == expected.tolist()

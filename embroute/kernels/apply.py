@@ -78,10 +78,11 @@ def _take_slots(
     cells, slots, used_WA = caches.cells, caches.slot_WCF, caches.used_WA
     worker_T, unique_T = touches.worker_T, touches.unique_T
     slot_T, victim_T = placement.slot_T, placement.victim_T
+    for t in places(victim_T >= 0):
+        number = cells.number_R[index(victim_T[t])]
+        cells.cell_NW[index(number), index(worker_T[t])] = 0
     for t in places(need_T == MISS):
         w, slot, u = index(worker_T[t]), index(slot_T[t]), index(unique_T[t])
-        if victim_T[t] >= 0:
-            cells.cell_NW[index(cells.number_R[index(victim_T[t])]), w] = 0
         slots[w, slot, ROW] = rows.rows_U[u]
         a = index(rows.arena_U[u])
         used_WA[w, a] = max(used_WA[w, a], slot - caches.first_WA[w, a] + 1)

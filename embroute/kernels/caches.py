@@ -26,13 +26,14 @@ from embroute.kernels.codes import (
     TICKET,
 )
 from embroute.kernels.jit import inlined, kernel
-from embroute.kernels.memory import AHEAD, index, prefetch
+from embroute.kernels.memory import AHEAD, index, places, prefetch
 from embroute.kernels.order import BUCKET, NEXT, SLOT, Order
 from embroute.kernels.touches import Touches
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
 
 
 class Cells(NamedTuple):
@@ -154,7 +155,7 @@ class Request(NamedTuple):
 
     touches: Touches
     cell_T: I32  # copies of the touched rows
-    arena_U: U8
+    arena_T: U8
     order_B: I32  # buckets in the order in which they lose copies
 
 
@@ -208,7 +209,6 @@ def _vacancies(caches: Caches, request: Request, held_T: I32, at: tuple[int, int
     out = np.empty(needed, np.int32)
     for i in range(unused):
         out[i] = first + i
-        prefetch(caches.slot_WCF, (w, first + i, TICKET))
     if unused == needed:
         return out
     planning = int(caches.planning[0])
@@ -221,27 +221,38 @@ def _vacancies(caches: Caches, request: Request, held_T: I32, at: tuple[int, int
 @kernel
 def _place_misses(caches: Caches, request: Request, out: Placement, w: int, a: int) -> bool:
     """Slots for the rows of one arena that one worker misses; False if there are too few."""
-    slot_T, victim_T, arena_U = out.slot_T, out.victim_T, request.arena_U
-    unique_T, slots, tickets = request.touches.unique_T, caches.slot_WCF, caches.order.ticket_WQ4
+    slot_T, victim_T, slots = out.slot_T, out.victim_T, caches.slot_WCF
     first, last = request.touches.first_W[w], request.touches.first_W[w + 1]
-    needed = 0
-    for t in range(first, last):
-        needed += 1 if slot_T[t] < 0 and arena_U[index(unique_T[t])] == a else 0
-    vacant = _vacancies(caches, request, slot_T[first:last], (w, a, needed))
-    if len(vacant) < needed:
+    missing = places((slot_T[first:last] < 0) & (request.arena_T[first:last] == a))
+    vacant = _vacancies(caches, request, slot_T[first:last], (w, a, len(missing)))
+    if len(vacant) < len(missing):
         out.short[0], out.short[1] = w, a
         return False
-    taken = index(0)
-    for t in range(first, last):
-        if slot_T[t] >= 0 or arena_U[index(unique_T[t])] != a:
-            continue
-        slot = index(vacant[taken])
-        taken += index(1)
-        slot_T[t] = slot
+    for i in range(len(missing)):
+        slot_T[index(first + missing[i])] = vacant[i]
+    # The first of the vacant slots were never used and hold nothing.
+    for i in range(caches.capacity_WA[w, a] - caches.used_WA[w, a], len(missing)):
+        slot = index(vacant[i])
         ticket = slots[w, slot, TICKET]
-        if ticket > 0 and tickets[w, index(ticket - 1), BUCKET] != FREE:
-            victim_T[t] = slots[w, slot, ROW]
+        if ticket > 0 and caches.order.ticket_WQ4[w, index(ticket - 1), BUCKET] != FREE:
+            victim_T[index(first + missing[i])] = slots[w, slot, ROW]
     return True
+
+
+@kernel
+def victim_cells(cells: Cells, touches: Touches, placement: Placement, chosen: U32) -> I32:
+    """Cells of the copies that the chosen touches drive out."""
+    number_R, cell_NW = cells.number_R, cells.cell_NW
+    worker_T, victim_T = touches.worker_T, placement.victim_T
+    out = np.empty(len(chosen), np.int32)
+    for i in range(len(out)):
+        prefetch(number_R, (victim_T[chosen[min(i + AHEAD, len(out) - 1)]],))
+        out[i] = number_R[index(victim_T[chosen[i]])]
+    for i in range(len(out)):
+        soon = min(i + AHEAD, len(out) - 1)
+        prefetch(cell_NW, (out[soon], worker_T[chosen[soon]]))
+        out[i] = cell_NW[index(out[i]), index(worker_T[chosen[i]])]
+    return out
 
 
 @kernel
@@ -258,15 +269,16 @@ def place(caches: Caches, request: Request) -> Placement:
 
 
 @kernel
-def touched_cells(touches: Touches, copies_UW: I32) -> I32:
-    """The copy of each touch."""
+def of_touches(touches: Touches, copies_UW: I32, arena_U: U8) -> tuple[I32, U8]:
+    """The copy and the arena of each touch."""
     unique_T, worker_T = touches.unique_T, touches.worker_T
-    cell_T = np.empty(len(unique_T), np.int32)
+    cell_T, arena_T = np.empty(len(unique_T), np.int32), np.empty(len(unique_T), np.uint8)
     for t in range(len(cell_T)):
         soon = min(t + AHEAD, len(cell_T) - 1)
         prefetch(copies_UW, (unique_T[soon], worker_T[soon]))
         cell_T[t] = copies_UW[index(unique_T[t]), index(worker_T[t])]
-    return cell_T
+        arena_T[t] = arena_U[index(unique_T[t])]
+    return cell_T, arena_T
 
 
 @kernel

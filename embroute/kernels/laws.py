@@ -23,7 +23,7 @@ from embroute.kernels.codes import (
     START,
 )
 from embroute.kernels.jit import kernel
-from embroute.kernels.memory import AHEAD, GOLDEN, index, prefetch
+from embroute.kernels.memory import AHEAD, GOLDEN, index, places, prefetch
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision
 
@@ -79,19 +79,19 @@ def touches_lawful(
     cells, slots, planning = caches.cells, caches.slot_WCF, caches.planning[0]
     mode_T, push_T, drop_T = decision.mode_T, decision.push_T, decision.drop_T
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
-    slot_T, victim_T = placement.slot_T, placement.victim_T
+    slot_T, victim_T, copies_UW = placement.slot_T, placement.victim_T, found.copies_UW
+    for t in places(victim_T >= 0):
+        w, slot = index(worker_T[t]), index(slot_T[t])
+        dirty = cell_of(cells, victim_T[t], w) & DIRTY
+        if dirty and not marked(slots, w, slot, RETURNED, planning):
+            return int(t), LOST
     for t in range(len(slot_T)):
         soon = min(t + AHEAD, len(slot_T) - 1)
-        prefetch(found.copies_UW, (unique_T[soon], worker_T[soon]))
-        w, need = index(worker_T[t]), need_T[t]
-        cell = found.copies_UW[index(unique_T[t]), w]
+        prefetch(copies_UW, (unique_T[soon], worker_T[soon]))
+        cell, need = copies_UW[index(unique_T[t]), index(worker_T[t])], need_T[t]
         if (need != MISS) & (cell & SLOT_MASK != slot_T[t] + 1):
             return t, SLOTS
-        kept_apart = mode_T[t] == EXCLUSIVE or mode_T[t] == LOCAL
-        if drop_T[t] and kept_apart and push_T[t] == NOTHING:
-            return t, LOST
-        dirty = victim_T[t] >= 0 and cell_of(cells, victim_T[t], w) & DIRTY
-        if dirty and not marked(slots, w, index(slot_T[t]), RETURNED, planning):
+        if drop_T[t] and push_T[t] == NOTHING and mode_T[t] in (EXCLUSIVE, LOCAL):
             return t, LOST
         if exact & (need == HIT) & (cell & FRESH == 0):
             return t, STALE_READ

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import RETURNED, Caches, Placement, cell_of, marked
+from embroute.kernels.caches import RETURNED, Caches, Placement, marked, victim_cells
 from embroute.kernels.codes import (
     DIRTY,
     EARLY,
@@ -34,12 +34,13 @@ from embroute.kernels.codes import (
     VALUE_STATE,
 )
 from embroute.kernels.jit import kernel
-from embroute.kernels.memory import index, prefetch
+from embroute.kernels.memory import index, places, prefetch
 from embroute.kernels.touches import Touches
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
 
 
 class Transfers(NamedTuple):
@@ -111,20 +112,18 @@ def returns(caches: Caches, rows: StepRows, decision: Decision, copies_UW: I32) 
 
 
 @kernel
-def _losing(caches: Caches, touches: Touches, placement: Placement) -> I64:
+def _losing(caches: Caches, touches: Touches, placement: Placement) -> U32:
     """Touches whose victim holds an update that nothing else brings home."""
-    cells, slots, planning = caches.cells, caches.slot_WCF, caches.planning[0]
-    worker_T, victim_T, slot_T = touches.worker_T, placement.victim_T, placement.slot_T
-    chosen = np.empty(len(victim_T), np.int64)
-    count = 0
-    for t in range(len(victim_T)):
-        w, row = worker_T[t], victim_T[t]
-        if row < 0 or cell_of(cells, row, w) & DIRTY == 0:
-            continue
-        if not marked(slots, w, slot_T[t], RETURNED, planning):
-            chosen[count] = t
-            count += 1
-    return chosen[:count]
+    slots, planning = caches.slot_WCF, caches.planning[0]
+    worker_T, slot_T = touches.worker_T, placement.slot_T
+    chosen = places(placement.victim_T >= 0)
+    cells = victim_cells(caches.cells, touches, placement, chosen)
+    for i in range(len(chosen)):
+        w, slot = index(worker_T[chosen[i]]), index(slot_T[chosen[i]])
+        if cells[i] & DIRTY and marked(slots, w, slot, RETURNED, planning):
+            cells[i] = 0
+    lost: U32 = chosen[places(cells & DIRTY != 0)]
+    return lost
 
 
 @kernel
@@ -152,7 +151,8 @@ def pulls(
     caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
 ) -> Transfers:
     """Rows that workers need and do not have, or not up to date."""
-    slots, rows_U, before_U, arena_U = caches.slot_WCF, rows.rows_U, rows.before_U, rows.arena_U
+    slots, unused_WA = caches.slot_WCF, caches.first_WA + caches.used_WA
+    rows_U, before_U, arena_U = rows.rows_U, rows.before_U, rows.arena_U
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
     mode_T, slot_T, step = decision.mode_T, placement.slot_T, rows.step
     out = empty(int((need_T != HIT).sum()))
@@ -169,8 +169,8 @@ def pulls(
         # A row that the step before trains, or a slot that it uses, is free only after its
         # backward pass. A held row's slot is used only with the row.
         busy = before_U[u] == step - 1
-        if not busy and need_T[t] == MISS:
-            busy = slots[w, slot, USED] == step
+        if (need_T[t] == MISS) & (slot < unused_WA[w, index(arena_U[u])]):
+            busy |= slots[w, slot, USED] == step
         phase[i] = LATE if busy and step > 0 else EARLY
         i += index(1)
     return out

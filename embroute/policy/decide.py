@@ -16,8 +16,8 @@ from embroute.kernels.caches import (
     Request,
     find,
     mark,
+    of_touches,
     place,
-    touched_cells,
 )
 from embroute.kernels.codes import CLOCK, FREE, PINNED, REPLICA, SLOT_MASK
 from embroute.kernels.order import Moves, move
@@ -64,7 +64,7 @@ def _place(policy: Policy, scene: Scene) -> Placement:
     """Slots for all touches; a cache that cannot hold one step's rows is the user's to enlarge."""
     caches, rows = scene.state.caches, scene.rows
     order = policy.evict.order(rows.step)
-    request = Request(scene.touches, scene.cell_T, rows.arena_U, order)
+    request = Request(scene.touches, scene.cell_T, scene.arena_T, order)
     placement = place(caches, request)
     worker, arena = placement.short
     if worker < 0:
@@ -117,7 +117,7 @@ def _append(
     return Moves(
         np.concatenate([moves.worker, touched.worker_T[chosen]]),
         np.concatenate([moves.slot, placement.slot_T[chosen]]),
-        np.concatenate([moves.arena, scene.rows.arena_U[touched.unique_T[chosen]]]),
+        np.concatenate([moves.arena, scene.arena_T[chosen]]),
         np.concatenate([moves.bucket, np.full(len(chosen), bucket, np.int32)]),
         moves.untouched,
     )
@@ -139,8 +139,8 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
     touched = touches(
         lookups, worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
     )
-    cell_T = touched_cells(touched, found.copies_UW)
-    return Scene(window, state, rows, found, touched, cell_T), worker_S
+    cell_T, arena_T = of_touches(touched, found.copies_UW, rows.arena_U)
+    return Scene(window, state, rows, found, touched, cell_T, arena_T), worker_S
 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:

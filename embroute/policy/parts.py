@@ -20,6 +20,7 @@ from embroute.policy.state import Needs, State
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Scene:
     found: Found
     touches: Touches
     cell_T: I32  # the copy of each touch
+    arena_T: U8
 
     @property
     def copies_UW(self) -> I32:
