@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.kernels import codes
-from embroute.kernels.caches import Cells, find, hits, of_touches, sole_holders
+from embroute.kernels.caches import (
+    Cells,
+    Placement,
+    find,
+    hits,
+    of_touches,
+    sole_holders,
+    victim_cells,
+)
 from embroute.kernels.distinct import distinct
+from embroute.kernels.memory import places
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policy.sync.on_demand import coming_home
@@ -128,6 +137,27 @@ def test_hits(seed: int, bit: int) -> None:
     held_T = np.where(cells_T == 0, codes.MISS, codes.STALE)
     expected = np.where(cells_T & bit, codes.HIT, held_T)
     assert hits(cells_T, bit).tolist() == expected.tolist()
+
+
+@given(st.lists(st.booleans(), max_size=40))
+@few
+def test_places(chosen: list[bool]) -> None:
+    assert places(np.array(chosen, np.bool_)).tolist() == np.flatnonzero(chosen).tolist()
+
+
+@given(seeds)
+@few
+def test_victim_cells(seed: int) -> None:
+    _, _, made, workers, _ = draw_touches(seed)
+    rng = np.random.default_rng(seed)
+    cells = Cells(
+        rng.integers(0, 9, 20).astype(np.int32), draw_cells(rng, 9, workers), np.array([8])
+    )
+    victim_T = rng.integers(-1, 20, len(made.unique_T))
+    placement = Placement(np.zeros(len(victim_T), np.int32), victim_T, np.full(2, -1))
+    chosen = places(victim_T >= 0)
+    expected = cells.cell_NW[cells.number_R[victim_T[chosen]], made.worker_T[chosen]]
+    assert victim_cells(cells, made, placement, chosen).tolist() == expected.tolist()
 
 
 @given(seeds)

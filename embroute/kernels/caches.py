@@ -1,7 +1,8 @@
 """Caches of all workers as flat arrays: copies, slots, and finding a slot for a missing row.
 
 Axes: R rows, W workers, C slots of a worker, A arenas (rows of one width), B buckets of an
-eviction order, U distinct rows of a step, T touches. Slot numbers run over all arenas of a worker.
+eviction order, N numbers of rows, U distinct rows of a step, T touches. Slots are counted over all
+arenas of a worker.
 """
 
 from __future__ import annotations
@@ -167,6 +168,14 @@ class Placement(NamedTuple):
     short: I64  # worker, arena of a cache that is too small; -1 if none
 
 
+@inlined
+def _look_ahead(tickets: I32, slot_WCF: I32, w: int, link: int) -> int:
+    """The link after this one; 0 stays 0. Asks for the slot of its ticket."""
+    ticket = index(max(link - 1, 0))
+    prefetch(slot_WCF, (w, tickets[w, ticket, SLOT], TICKET))
+    return int(tickets[w, ticket, NEXT]) if link else 0
+
+
 @kernel
 def _victims(order: Order, slot_WCF: I32, order_B: I32, at: tuple[int, int, int], out: I32) -> int:
     """Fill `out` with the next slots of a worker and arena that lose their copy; how many."""
@@ -174,15 +183,18 @@ def _victims(order: Order, slot_WCF: I32, order_B: I32, at: tuple[int, int, int]
     head_WAB, tickets = order.head_WAB, order.ticket_WQ4
     count = 0
     for bucket in order_B:
-        ticket = np.int64(head_WAB[w, a, bucket]) - 1
-        while ticket >= 0 and count < len(out):
-            slot = tickets[w, ticket, SLOT]
+        link = head_WAB[w, a, bucket] if count < len(out) else 0
+        scout = link
+        for _ in range(AHEAD if link else 0):
+            scout = _look_ahead(tickets, slot_WCF, w, scout)
+        while link and count < len(out):
+            scout = _look_ahead(tickets, slot_WCF, w, scout)
+            slot = index(tickets[w, index(link - 1), SLOT])
             # A void ticket or a slot that the step itself uses is passed over.
-            valid = slot_WCF[w, slot, TICKET] == ticket + 1
-            if valid and not marked(slot_WCF, w, slot, TOUCHED, planning):
-                out[count] = slot
-                count += 1
-            ticket = np.int64(tickets[w, ticket, NEXT]) - 1
+            valid = slot_WCF[w, slot, TICKET] == link
+            out[count] = slot
+            count += valid and not marked(slot_WCF, w, slot, TOUCHED, planning)
+            link = tickets[w, index(link - 1), NEXT]
     return count
 
 

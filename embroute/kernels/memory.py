@@ -18,6 +18,12 @@ from embroute.kernels.jit import kernel
 # with a test whether it counts from the end.
 index = cast(Callable[[int], int], np.uint32)
 
+AHEAD = 24  # iterations between asking for a line and using it
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # times a number: the high bits are its hash
+
+Untyped = Any  # numba's own objects have no types
+_item_pointer: Untyped = cgutils.get_item_pointer
+
 
 @kernel
 def places(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
@@ -29,24 +35,19 @@ def places(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
     return out[:count]
 
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # multiplies a number into a hash, its high bits
-
-item_pointer: Any = cgutils.get_item_pointer
-
-AHEAD = 24  # iterations between asking for a line and using it
-
-
-def _prefetch(typing_context: Any, array: Any, place: Any) -> Any:
+def _prefetch(typing_context: Untyped, array: Untyped, place: Untyped) -> Untyped:
     """Code that asks for the line of one element and does not wait for it."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: Untyped, builder: Untyped, signature: Untyped, arguments: Untyped
+    ) -> Untyped:
         array_type, place_type = signature.args
         view = context.make_array(array_type)(context, builder, arguments[0])
         indices = [
             context.cast(builder, builder.extract_value(arguments[1], axis), kind, types.intp)
             for axis, kind in enumerate(place_type)
         ]
-        pointer = item_pointer(context, builder, array_type, view, indices)
+        pointer = _item_pointer(context, builder, array_type, view, indices)
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         hint = builder.module.declare_intrinsic(
             "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte] + 3 * [number])
@@ -59,5 +60,5 @@ def _prefetch(typing_context: Any, array: Any, place: Any) -> Any:
 
 
 # `prefetch(array, (i, j))`: the processor overlaps far more hints than loads that it waits for.
-# The indices must be in range, none counts from the end.
-prefetch = cast(Callable[[Any, tuple[int, ...]], None], intrinsic(_prefetch))
+# A hint about a place outside the array does nothing.
+prefetch = cast(Callable[[Untyped, tuple[int, ...]], None], intrinsic(_prefetch))
