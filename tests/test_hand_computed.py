@@ -18,7 +18,7 @@ from embroute.data.batch import PADDING
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.window import Horizon
 from embroute.kernels import codes
-from embroute.kernels.caches import copies
+from embroute.kernels.caches import find
 from embroute.kernels.transfers import StepRows, Transfers, empty_counts
 from embroute.policy.catalog import make_policy
 from embroute.policy.dispatch.esd import cost_matrix, hybrid
@@ -187,8 +187,8 @@ def test_esd_costs() -> None:
     window = horizon.pop()
     now = window.now
     rows = StepRows(now.rows_U, now.before_U, now.later_U, setup.arena_of(now.rows_U), 1)
-    cells_UW = copies(state.caches.cell_RW, now.rows_U)
-    cost_SW = cost_matrix(View(window, state, rows, cells_UW, np.array([1, 1])))
+    found = find(state.caches.cells, now.rows_U)
+    cost_SW = cost_matrix(View(window, state, rows, found, np.array([1, 1])))
     # Sample (0, 1): at worker 0 row 0 is there; row 1 costs its pull 1 and worker 1's push 10.
     # At worker 1 row 1 is there; row 0 costs its pull 10 and worker 0's push 1.
     # Row 2: nobody has it.

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.kernels import codes
-from embroute.kernels.caches import copies, hits, sole_holders
+from embroute.kernels.caches import (
+    Cells,
+    Placement,
+    find,
+    hits,
+    of_touches,
+    sole_holders,
+    victim_cells,
+)
 from embroute.kernels.distinct import distinct
+from embroute.kernels.memory import places
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policy.sync.on_demand import coming_home
@@ -17,10 +26,10 @@ from embroute.policy.sync.outcome import sharing
 
 few = settings(max_examples=150, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
-Cells = npt.NDArray[np.int32]
+I32 = npt.NDArray[np.int32]
 
 
-def draw_touches(seed: int) -> tuple[Lookups, Cells, Touches, int, list[int]]:
+def draw_touches(seed: int) -> tuple[Lookups, I32, Touches, int, list[int]]:
     """Random look-ups dealt to random workers: what went in, and what came out."""
     rng = np.random.default_rng(seed)
     workers, unique, samples = (int(rng.integers(1, high)) for high in (6, 15, 12))
@@ -33,7 +42,7 @@ def draw_touches(seed: int) -> tuple[Lookups, Cells, Touches, int, list[int]]:
     return lookups, worker_S, made, workers, everywhere.tolist()
 
 
-def draw_cells(rng: np.random.Generator, rows: int, workers: int) -> Cells:
+def draw_cells(rng: np.random.Generator, rows: int, workers: int) -> I32:
     """Copies in slots of their own, some fresh, some dirty, some missing."""
     slots = rng.permutation(rows * workers).reshape(rows, workers) + 1
     bits = rng.choice([0, codes.FRESH, codes.DIRTY, codes.FRESH | codes.DIRTY], (rows, workers))
@@ -92,11 +101,16 @@ def test_touches(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_copies(seed: int) -> None:
+def test_find(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    cell_RW = draw_cells(rng, 20, int(rng.integers(1, 6)))
-    rows_U = rng.permutation(20)[: rng.integers(0, 20)]
-    assert np.array_equal(copies(cell_RW, rows_U), cell_RW[rows_U])
+    cell_NW = draw_cells(rng, 21, int(rng.integers(1, 6)))
+    cell_NW[0] = 0
+    number_R = (rng.permutation(30) % 21).astype(np.int32)
+    rows_U = rng.permutation(30)[: rng.integers(0, 30)]
+    found = find(Cells(number_R, cell_NW, np.array([20])), rows_U)
+    assert np.array_equal(found.number_U, number_R[rows_U])
+    assert np.array_equal(found.copies_UW, cell_NW[number_R[rows_U]])
+    assert np.array_equal(found.only_U, sole_holders(found.copies_UW))
 
 
 @given(seeds)
@@ -116,9 +130,34 @@ def test_hits(seed: int, bit: int) -> None:
     _, _, made, workers, _ = draw_touches(seed)
     copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
     cells_T = copies_UW[made.unique_T, made.worker_T]
+    arena_U = np.arange(len(copies_UW), dtype=np.uint8)
+    cell_T, arena_T = of_touches(made, copies_UW, arena_U)
+    assert cell_T.tolist() == cells_T.tolist()
+    assert arena_T.tolist() == made.unique_T.tolist()
     held_T = np.where(cells_T == 0, codes.MISS, codes.STALE)
     expected = np.where(cells_T & bit, codes.HIT, held_T)
-    assert hits(made, copies_UW, bit).tolist() == expected.tolist()
+    assert hits(cells_T, bit).tolist() == expected.tolist()
+
+
+@given(st.lists(st.booleans(), max_size=40))
+@few
+def test_places(chosen: list[bool]) -> None:
+    assert places(np.array(chosen, np.bool_)).tolist() == np.flatnonzero(chosen).tolist()
+
+
+@given(seeds)
+@few
+def test_victim_cells(seed: int) -> None:
+    _, _, made, workers, _ = draw_touches(seed)
+    rng = np.random.default_rng(seed)
+    cells = Cells(
+        rng.integers(0, 9, 20).astype(np.int32), draw_cells(rng, 9, workers), np.array([8])
+    )
+    victim_T = rng.integers(-1, 20, len(made.unique_T))
+    placement = Placement(np.zeros(len(victim_T), np.int32), victim_T, np.full(2, -1))
+    chosen = places(victim_T >= 0)
+    expected = cells.cell_NW[cells.number_R[victim_T[chosen]], made.worker_T[chosen]]
+    assert victim_cells(cells, made, placement, chosen).tolist() == expected.tolist()
 
 
 @given(seeds)

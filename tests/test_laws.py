@@ -147,9 +147,9 @@ def counts_match(referee: Referee, plan: Plan) -> None:
 
 def states_match(referee: Referee, state: State) -> None:
     """The library's state says what the replay found: held, slot, fresh, dirty."""
+    cell_RW = state.caches.cells.cell_NW[state.caches.cells.number_R]
     cells = {
-        (int(w), int(r)): int(state.caches.cell_RW[r, w])
-        for r, w in zip(*np.nonzero(state.caches.cell_RW), strict=True)
+        (int(w), int(r)): int(cell_RW[r, w]) for r, w in zip(*np.nonzero(cell_RW), strict=True)
     }
     found = {(w, row): s for w, slots in enumerate(referee.slot_of) for row, s in slots.items()}
     assert {key: (cell & codes.SLOT_MASK) - 1 for key, cell in cells.items()} == found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Caches, Placement
+from embroute.kernels.caches import Caches, Cells, Found, Placement
 from embroute.kernels.codes import (
     CLOCK,
     DIRTY,
@@ -18,16 +18,17 @@ from embroute.kernels.codes import (
     HIT,
     LOCAL,
     MISS,
-    NO_HOLDER,
     NOTHING,
     REPLICA,
     ROW,
+    SEVERAL,
     SHARED,
     SLOT_MASK,
     START,
     USED,
 )
 from embroute.kernels.jit import inlined, kernel
+from embroute.kernels.memory import AHEAD, index, places, prefetch
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows, Transfers
 
@@ -37,56 +38,79 @@ U8 = npt.NDArray[np.uint8]
 
 
 @kernel
-def clean(cell_RW: I32, worker: I32, row: I64) -> None:
+def clean(cell_NW: I32, number: I32, worker: I32) -> None:
     """Copies whose update went home hold nothing the shard does not have."""
-    for i in range(len(row)):
-        cell_RW[row[i], worker[i]] &= ~DIRTY
+    for i in range(len(number)):
+        cell_NW[index(number[i]), index(worker[i])] &= ~DIRTY
 
 
 @inlined
 def _after(mode: int, pushed: int) -> int:
-    """Bits of a touched copy after the step."""
-    bits = 0
-    if mode == EXCLUSIVE:
-        bits = FRESH if pushed != NOTHING else FRESH | DIRTY
-    elif mode == LOCAL:
-        bits = DIRTY
-    elif mode == FILL:
-        bits = FRESH
-    return bits
+    """Bits of a touched copy after the step, without branches: modes come in any order."""
+    fresh = (mode == EXCLUSIVE) | (mode == FILL)
+    dirty = ((mode == EXCLUSIVE) & (pushed == NOTHING)) | (mode == LOCAL)
+    return FRESH * fresh | DIRTY * dirty
 
 
 @kernel
 def _settle_replicas(caches: Caches, rows: StepRows, touches: Touches, mode_T: U8) -> None:
     """Every replica is up to date and the shard is not; one of them will bring the row home."""
-    cell_RW, slots, rows_U = caches.cell_RW, caches.slot_WCF, rows.rows_U
-    num_workers = cell_RW.shape[1]
+    cell_NW, slots, rows_U = caches.cells.cell_NW, caches.slot_WCF, rows.rows_U
+    num_workers = cell_NW.shape[1]
     for t in range(len(mode_T)):
-        row = rows_U[touches.unique_T[t]]
         if mode_T[t] != REPLICA:
             continue
+        row = rows_U[touches.unique_T[t]]
+        number = caches.cells.number_R[row]
         for k in range(num_workers):
-            slot = (cell_RW[row, k] & SLOT_MASK) - 1
+            slot = (cell_NW[number, k] & SLOT_MASK) - 1
             if slot >= 0:
                 keeper = DIRTY if k == row % num_workers else 0
-                cell_RW[row, k] = (slot + 1) | FRESH | keeper
+                cell_NW[number, k] = (slot + 1) | FRESH | keeper
                 slots[k, slot, USED] = rows.step + 1
 
 
 @kernel
-def _outdate(caches: Caches, rows: StepRows, touches: Touches, mode_T: U8, only_U: I32) -> None:
-    """Copies of rows that exact updates change are no longer up to date, whoever holds them."""
-    cell_RW, rows_U = caches.cell_RW, rows.rows_U
-    first_U, of_row_T = touches.first_U, touches.of_row_T
-    for u in range(len(rows_U)):
-        if only_U[u] == NO_HOLDER or first_U[u] == first_U[u + 1]:
-            continue
-        if mode_T[of_row_T[first_U[u]]] > SHARED:
-            continue
-        start = max(only_U[u], 0)
-        stop = start + 1 if only_U[u] >= 0 else cell_RW.shape[1]
-        for k in range(start, stop):
-            cell_RW[rows_U[u], k] &= SLOT_MASK
+def _take_slots(
+    caches: Caches, rows: StepRows, touches: Touches, need_T: U8, placement: Placement
+) -> None:
+    """Victims leave and missing rows take their slots."""
+    cells, slots, used_WA = caches.cells, caches.slot_WCF, caches.used_WA
+    worker_T, unique_T = touches.worker_T, touches.unique_T
+    slot_T, victim_T = placement.slot_T, placement.victim_T
+    for t in places(victim_T >= 0):
+        number = cells.number_R[index(victim_T[t])]
+        cells.cell_NW[index(number), index(worker_T[t])] = 0
+    for t in places(need_T == MISS):
+        w, slot, u = index(worker_T[t]), index(slot_T[t]), index(unique_T[t])
+        slots[w, slot, ROW] = rows.rows_U[u]
+        a = index(rows.arena_U[u])
+        used_WA[w, a] = max(used_WA[w, a], slot - caches.first_WA[w, a] + 1)
+
+
+@kernel
+def _numbers(cells: Cells, rows_U: I64, touches: Touches, number_U: I32) -> I32:
+    """The numbers of the step's rows, after those touched for the first time got theirs."""
+    out_U, first_U = number_U.copy(), touches.first_U
+    new = places((number_U == 0) & (first_U[:-1] < first_U[1:]))
+    for i in range(len(new)):
+        prefetch(cells.number_R, (rows_U[new[i]],))
+    for i in range(len(new)):
+        out_U[new[i]] = cells.numbered[0] + i + 1
+        cells.number_R[index(rows_U[new[i]])] = out_U[new[i]]
+    cells.numbered[0] += len(new)
+    return out_U
+
+
+@inlined
+def _outdate(cell_NW: I32, number: int, only: int) -> None:
+    """Copies of a row that an exact update changes are no longer up to date, whoever holds them."""
+    if only == SEVERAL:
+        for k in range(cell_NW.shape[1]):
+            cell_NW[number, k] &= SLOT_MASK
+    else:
+        # Without a holder no cell has bits to lose; to ask costs more than to clear one.
+        cell_NW[number, index(max(only, 0))] &= SLOT_MASK
 
 
 @kernel
@@ -96,31 +120,28 @@ def settle(
     touches: Touches,
     decision: Decision,
     placement: Placement,
-    only_U: I32,
+    found: Found,
 ) -> None:
-    """Victims leave, missing rows take their slots, and the cells of the step's rows are set.
-
-    `only_U`: who had a row FRESH or DIRTY before the step.
-    """
-    _outdate(caches, rows, touches, decision.mode_T, only_U)
-    cell_RW, slots, now = caches.cell_RW, caches.slot_WCF, rows.step + 1
-    first_WA, used_WA = caches.first_WA, caches.used_WA
-    rows_U, arena_U, need_T = rows.rows_U, rows.arena_U, decision.need_T
-    worker_T, unique_T = touches.worker_T, touches.unique_T
+    """Victims leave, missing rows take their slots, and the cells of the step's rows are set."""
+    _take_slots(caches, rows, touches, decision.need_T, placement)
+    number_U = _numbers(caches.cells, rows.rows_U, touches, found.number_U)
+    cell_NW, only_U, slot_T = caches.cells.cell_NW, found.only_U, placement.slot_T
+    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     mode_T, push_T = decision.mode_T, decision.push_T
-    slot_T, victim_T = placement.slot_T, placement.victim_T
     replicas = False
-    for t in range(len(slot_T)):
-        w, slot, row = worker_T[t], slot_T[t], rows_U[unique_T[t]]
-        slots[w, slot, USED] = now
-        if need_T[t] == MISS:
-            if victim_T[t] >= 0:
-                cell_RW[victim_T[t], w] = 0
-            slots[w, slot, ROW] = row
-            a = arena_U[unique_T[t]]
-            used_WA[w, a] = max(used_WA[w, a], slot - first_WA[w, a] + 1)
-        cell_RW[row, w] = (slot + 1) | _after(mode_T[t], push_T[t])
-        replicas |= mode_T[t] == REPLICA
+    for u in range(len(number_U)):
+        soon = min(u + AHEAD, len(number_U) - 1)
+        prefetch(cell_NW, (number_U[soon], max(only_U[soon], 0)))
+        first, last = index(first_U[u]), index(first_U[u + 1])
+        if first == last:
+            continue
+        n = index(number_U[u])
+        if mode_T[index(of_row_T[first])] <= SHARED:
+            _outdate(cell_NW, n, only_U[u])
+        for i in range(first, last):
+            t = index(of_row_T[i])
+            cell_NW[n, index(worker_T[t])] = (slot_T[t] + 1) | _after(mode_T[t], push_T[t])
+            replicas |= mode_T[t] == REPLICA
     if replicas:
         _settle_replicas(caches, rows, touches, mode_T)
 
@@ -128,11 +149,12 @@ def settle(
 @kernel
 def drop(caches: Caches, rows: StepRows, touches: Touches, drop_T: U8) -> None:
     """Copies that do not outlive the step leave."""
-    cell_RW, rows_U = caches.cell_RW, rows.rows_U
+    cells, rows_U = caches.cells, rows.rows_U
     unique_T, worker_T = touches.unique_T, touches.worker_T
     for t in range(len(drop_T)):
         if drop_T[t]:
-            cell_RW[rows_U[unique_T[t]], worker_T[t]] = 0
+            number = cells.number_R[index(rows_U[index(unique_T[t])])]
+            cells.cell_NW[index(number), index(worker_T[t])] = 0
 
 
 @kernel

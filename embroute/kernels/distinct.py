@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from embroute.kernels.codes import NEVER
 from embroute.kernels.jit import kernel
+from embroute.kernels.memory import GOLDEN
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
@@ -36,7 +35,7 @@ def distinct(rows: I64, table: I32, rows_U: I64, unique_of_lookup: I32) -> int:
         if row < 0:
             unique_of_lookup[i] = -1
             continue
-        place = np.int64((np.uint64(row) * _GOLDEN) >> shift)
+        place = np.int64((np.uint64(row) * GOLDEN) >> shift)
         while table[place] != 0 and rows_U[table[place] - 1] != row:
             place = (place + 1) & mask
         if table[place] == 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import CHECKED, RETURNED, Caches, Placement, marked, set_mark
+from embroute.kernels.caches import RETURNED, Caches, Found, Placement, cell_of, marked
 from embroute.kernels.codes import (
     CLOCK,
     DIRTY,
@@ -17,19 +17,45 @@ from embroute.kernels.codes import (
     HIT,
     LOCAL,
     MISS,
-    NO_HOLDER,
     NOTHING,
-    ROW,
+    SEVERAL,
     SLOT_MASK,
     START,
 )
 from embroute.kernels.jit import kernel
+from embroute.kernels.memory import AHEAD, GOLDEN, index, places, prefetch
 from embroute.kernels.touches import Touches
-from embroute.kernels.transfers import Decision, StepRows
+from embroute.kernels.transfers import Decision
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+
+
+@kernel
+def slots_apart(caches: Caches, arena_U: U8, touches: Touches, slot_T: I32) -> int:
+    """Law 5: every touched row has a slot of its own, inside its arena."""
+    first_WA, end_WA = caches.first_WA, caches.first_WA + caches.capacity_WA
+    first_W, unique_T = touches.first_W, touches.unique_T
+    bits = 1
+    while (1 << bits) < 2 * np.diff(first_W).max():
+        bits += 1
+    # Slots so far, plus one, of one worker: a hash table small enough for the nearest cache.
+    taken = np.empty(1 << bits, np.int32)
+    mask, shift = index((1 << bits) - 1), np.uint64(64 - bits)
+    for w in range(len(first_W) - 1):
+        taken[:] = 0
+        for t in range(first_W[w], first_W[w + 1]):
+            slot, a = slot_T[t], index(arena_U[index(unique_T[t])])
+            if not first_WA[w, a] <= slot < end_WA[w, a]:
+                return t
+            place = index(int((np.uint64(slot) * GOLDEN) >> shift))
+            while taken[place] != 0 and taken[place] != slot + 1:
+                place = (place + index(1)) & mask
+            if taken[place] != 0:
+                return t
+            taken[place] = slot + 1
+    return -1
 
 
 SLOTS, LOST, STALE_READ = 1, 2, 3  # what touches_lawful finds
@@ -38,75 +64,70 @@ SLOTS, LOST, STALE_READ = 1, 2, 3  # what touches_lawful finds
 @kernel
 def touches_lawful(
     caches: Caches,
-    rows: StepRows,
     touches: Touches,
+    found: Found,
     decision: Decision,
     placement: Placement,
     exact: bool,
 ) -> tuple[int, int]:
     """The first touch that breaks a law and which, or (-1, 0).
 
-    Law 5: every touched row has a slot of its own, inside its arena. Law 2: a copy with an
-    unpushed update does not lose its slot before the update is pushed, nor is it dropped after
-    the step. Law 3, if `exact`: a copy used without a pull is up to date.
+    Law 5: a row that is held stays in its slot. Law 2: a copy with an unpushed update does not
+    lose its slot before the update is pushed, nor is it dropped after the step. Law 3, if
+    `exact`: a copy used without a pull is up to date.
     """
-    cell_RW, slots, planning = caches.cell_RW, caches.slot_WCF, caches.planning[0]
-    first_WA, end_WA = caches.first_WA, caches.first_WA + caches.capacity_WA
-    rows_U, arena_U, need_T = rows.rows_U, rows.arena_U, decision.need_T
+    cells, slots, planning = caches.cells, caches.slot_WCF, caches.planning[0]
     mode_T, push_T, drop_T = decision.mode_T, decision.push_T, decision.drop_T
-    worker_T, unique_T = touches.worker_T, touches.unique_T
-    slot_T, victim_T = placement.slot_T, placement.victim_T
-    for t in range(len(slot_T)):
-        w, u, slot = worker_T[t], unique_T[t], slot_T[t]
-        inside = first_WA[w, arena_U[u]] <= slot < end_WA[w, arena_U[u]]
-        if not inside or marked(slots, w, slot, CHECKED, planning):
-            return t, SLOTS
-        set_mark(slots, w, slot, CHECKED, planning)
-        if need_T[t] != MISS and slots[w, slot, ROW] != rows_U[u]:
-            return t, SLOTS
-        kept_apart = mode_T[t] == EXCLUSIVE or mode_T[t] == LOCAL
-        if drop_T[t] and kept_apart and push_T[t] == NOTHING:
-            return t, LOST
-        dirty = victim_T[t] >= 0 and cell_RW[victim_T[t], w] & DIRTY
+    worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
+    slot_T, victim_T, copies_UW = placement.slot_T, placement.victim_T, found.copies_UW
+    for t in places(victim_T >= 0):
+        w, slot = index(worker_T[t]), index(slot_T[t])
+        dirty = cell_of(cells, victim_T[t], w) & DIRTY
         if dirty and not marked(slots, w, slot, RETURNED, planning):
+            return int(t), LOST
+    for t in range(len(slot_T)):
+        soon = min(t + AHEAD, len(slot_T) - 1)
+        prefetch(copies_UW, (unique_T[soon], worker_T[soon]))
+        cell, need = copies_UW[index(unique_T[t]), index(worker_T[t])], need_T[t]
+        if (need != MISS) & (cell & SLOT_MASK != slot_T[t] + 1):
+            return t, SLOTS
+        if drop_T[t] and push_T[t] == NOTHING and mode_T[t] in (EXCLUSIVE, LOCAL):
             return t, LOST
-        if exact and need_T[t] == HIT and not cell_RW[rows_U[u], w] & FRESH:
+        if exact & (need == HIT) & (cell & FRESH == 0):
             return t, STALE_READ
     return -1, 0
 
 
 @kernel
-def updates_home(caches: Caches, rows: StepRows, touches: Touches, only_U: I32) -> int:
+def updates_home(caches: Caches, touches: Touches, found: Found) -> int:
     """Laws 2 and 3: before a row is pulled or updated elsewhere, its newest value is home."""
-    cell_RW, slots, rows_U = caches.cell_RW, caches.slot_WCF, rows.rows_U
-    planning = caches.planning[0]
+    slots, planning = caches.slot_WCF, caches.planning[0]
+    copies_UW, only_U, num_workers = found.copies_UW, found.only_U, found.copies_UW.shape[1]
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
-    for u in range(len(rows_U)):
-        first, last, row = first_U[u], first_U[u + 1], rows_U[u]
-        if first == last or only_U[u] == NO_HOLDER:
+    for u in range(len(only_U)):
+        first, last = index(first_U[u]), index(first_U[u + 1])
+        if first == last:
             continue
-        alone = worker_T[of_row_T[first]] if last - first == 1 else -1
+        alone = worker_T[index(of_row_T[first])] if last - first == 1 else -1
         start = max(only_U[u], 0)
-        for k in range(start, start + 1 if only_U[u] >= 0 else cell_RW.shape[1]):
-            cell = cell_RW[row, k]
+        for k in range(start, start + 1 if only_U[u] != SEVERAL else num_workers):
+            cell = copies_UW[u, index(k)]
             if not cell & DIRTY or k == alone:
                 continue
-            if not marked(slots, k, (cell & SLOT_MASK) - 1, RETURNED, planning):
+            if not marked(slots, index(k), index((cell & SLOT_MASK) - 1), RETURNED, planning):
                 return int(of_row_T[first])
     return -1
 
 
 @kernel
-def shard_clocks(caches: Caches, rows: StepRows) -> I64:
+def shard_clocks(caches: Caches, rows_U: I64, copies_UW: I32) -> I64:
     """The shard's clock of each row once the step's returns have landed."""
-    cell_RW, slots, rows_U = caches.cell_RW, caches.slot_WCF, rows.rows_U
-    planning = caches.planning[0]
+    slots, planning = caches.slot_WCF, caches.planning[0]
     out_U = np.empty(len(rows_U), np.int64)
     for u in range(len(rows_U)):
-        row = rows_U[u]
-        clock = np.int64(caches.clock_R[row])
-        for k in range(cell_RW.shape[1]):
-            slot = (cell_RW[row, k] & SLOT_MASK) - 1
+        clock = np.int64(caches.clock_R[rows_U[u]])
+        for k in range(copies_UW.shape[1]):
+            slot = (copies_UW[u, k] & SLOT_MASK) - 1
             if slot >= 0 and marked(slots, k, slot, RETURNED, planning):
                 clock = max(clock, np.int64(caches.clock_WC2[k, slot, CLOCK]))
         out_U[u] = clock

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import TICKET
+from embroute.kernels.codes import TICKET, USED
 from embroute.kernels.jit import kernel
+from embroute.kernels.memory import AHEAD, index, prefetch
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -36,12 +37,13 @@ class Order(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Copies that go to the young end of a bucket, in this order."""
+    """Copies that go to the young end of a bucket, in this order; the step touches the last."""
 
     worker: I32
     slot: I32
     arena: U8
     bucket: I32
+    untouched: int  # how many come before those that the step touches
 
 
 @kernel
@@ -84,7 +86,7 @@ def _make_room(order: Order, slot_WCF: I32, moves: Moves) -> bool:
     num_workers, num_arenas, num_buckets = order.head_WAB.shape
     wanted_W = np.zeros(num_workers, np.int64)
     for i in range(len(moves.worker)):
-        wanted_W[moves.worker[i]] += 1
+        wanted_W[index(moves.worker[i])] += 1
     for w in range(num_workers):
         left = order.ticket_WQ4.shape[1] - order.given_W[w] + order.spares_W[w]
         if left >= wanted_W[w]:
@@ -110,31 +112,36 @@ def _clear_heads(order: Order, slot_WCF: I32, w: int, a: int, bucket: int) -> No
 
 
 @kernel
-def move(order: Order, slot_WCF: I32, moves: Moves) -> bool:
+def move(order: Order, slot_WCF: I32, moves: Moves, step: int) -> bool:
     """Place or re-place slots at the young end of their buckets; False if there are too many."""
     if not _make_room(order, slot_WCF, moves):
         return False
     tickets, tail_WAB, head_WAB = order.ticket_WQ4, order.tail_WAB, order.head_WAB
     for i in range(len(moves.slot)):
-        w, slot, a, bucket = moves.worker[i], moves.slot[i], moves.arena[i], moves.bucket[i]
+        soon = min(i + AHEAD, len(moves.slot) - 1)
+        prefetch(slot_WCF, (moves.worker[soon], moves.slot[soon], TICKET))
+        w, slot = index(moves.worker[i]), index(moves.slot[i])
+        a, bucket = index(moves.arena[i]), index(moves.bucket[i])
         # Written out, not called: this is the innermost loop of every step.
-        ticket = np.int64(order.spare_W[w]) - 1
-        if ticket >= 0:
+        if order.spare_W[w]:
+            ticket = index(order.spare_W[w] - 1)
             order.spare_W[w] = tickets[w, ticket, NEXT]
             order.spares_W[w] -= 1
         else:
-            ticket = order.given_W[w]
+            ticket = index(order.given_W[w])
             order.given_W[w] += 1
         tickets[w, ticket, SLOT] = slot
         tickets[w, ticket, NEXT] = 0
         tickets[w, ticket, BUCKET] = bucket
         tail = tail_WAB[w, a, bucket]
         if tail:
-            tickets[w, tail - 1, NEXT] = ticket + 1
+            tickets[w, index(tail - 1), NEXT] = ticket + 1
         else:
             head_WAB[w, a, bucket] = ticket + 1
         tail_WAB[w, a, bucket] = ticket + 1
         slot_WCF[w, slot, TICKET] = ticket + 1
+        if i >= moves.untouched:
+            slot_WCF[w, slot, USED] = step + 1
     num_workers, num_arenas, num_buckets = head_WAB.shape
     for w in range(num_workers):
         for place in range(num_arenas * num_buckets):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
+from embroute.kernels.memory import index
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -40,18 +41,19 @@ def group(key: I32, num_groups: int) -> tuple[I64, I32]:
     """Counting sort: first index of each group and the stable order."""
     first = np.zeros(num_groups + 1, np.int64)
     for i in range(len(key)):
-        first[key[i] + 1] += 1
+        first[index(key[i] + 1)] += 1
     for g in range(num_groups):
         first[g + 1] += first[g]
     order = np.empty(len(key), np.int32)
     filled = first.copy()
     for i in range(len(key)):
-        order[filled[key[i]]] = i
-        filled[key[i]] += 1
+        g = index(key[i])
+        order[index(filled[g])] = i
+        filled[g] += 1
     return first, order
 
 
-@kernel
+@inlined
 def _touch_sample(
     unique: I32, of_U: I32, first: int, count: int, unique_T: I32, out_lookup: I32
 ) -> int:
@@ -60,14 +62,17 @@ def _touch_sample(
     `of_U`: latest touch of each row; one before `first` is another worker's.
     """
     for i in range(len(unique)):
-        u = unique[i]
-        touch = of_U[u] if u >= 0 else -1
-        if u >= 0 and touch < first:
-            touch = count
-            of_U[u] = touch
-            unique_T[touch] = u
-            count += 1
+        if unique[i] < 0:
+            out_lookup[i] = -1
+            continue
+        u = index(unique[i])
+        # No branch, as no processor can guess it: what is not new is overwritten by the next.
+        is_new = of_U[u] < first
+        unique_T[index(count)] = u
+        touch = count if is_new else np.int64(of_U[u])
+        of_U[u] = touch
         out_lookup[i] = touch
+        count += 1 if is_new else 0
     return count
 
 

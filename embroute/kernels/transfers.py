@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import RETURNED, Caches, Placement, marked
+from embroute.kernels.caches import RETURNED, Caches, Placement, marked, victim_cells
 from embroute.kernels.codes import (
     DIRTY,
     EARLY,
@@ -34,11 +34,13 @@ from embroute.kernels.codes import (
     VALUE_STATE,
 )
 from embroute.kernels.jit import kernel
+from embroute.kernels.memory import index, places, prefetch
 from embroute.kernels.touches import Touches
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
 
 
 class Transfers(NamedTuple):
@@ -97,30 +99,31 @@ def returns(caches: Caches, rows: StepRows, decision: Decision, copies_UW: I32) 
     out = empty(len(holder))
     worker, row, slot_of, arena, kind, what, phase = out
     for i in range(len(row)):
-        w, u = holder[i], unique[i]
+        w, u = index(holder[i]), index(unique[i])
         slot = (copies_UW[u, w] & SLOT_MASK) - 1
+        prefetch(slots, (w, slot, USED))
         worker[i], row[i], slot_of[i] = w, rows_U[u], slot
         arena[i], kind[i], what[i] = arena_U[u], UPDATE_PUSH, record
+    for i in range(len(row)):
         # Trained in the step before: the update exists only after that step's backward pass.
-        phase[i] = URGENT if slots[w, slot, USED] == step else EARLY
+        trained = slots[index(worker[i]), index(slot_of[i]), USED] == step
+        phase[i] = URGENT if trained else EARLY
     return out
 
 
 @kernel
-def _losing(caches: Caches, touches: Touches, placement: Placement) -> I64:
+def _losing(caches: Caches, touches: Touches, placement: Placement) -> U32:
     """Touches whose victim holds an update that nothing else brings home."""
-    cell_RW, slots, planning = caches.cell_RW, caches.slot_WCF, caches.planning[0]
-    worker_T, victim_T, slot_T = touches.worker_T, placement.victim_T, placement.slot_T
-    chosen = np.empty(len(victim_T), np.int64)
-    count = 0
-    for t in range(len(victim_T)):
-        w, row = worker_T[t], victim_T[t]
-        if row < 0 or cell_RW[row, w] & DIRTY == 0:
-            continue
-        if not marked(slots, w, slot_T[t], RETURNED, planning):
-            chosen[count] = t
-            count += 1
-    return chosen[:count]
+    slots, planning = caches.slot_WCF, caches.planning[0]
+    worker_T, slot_T = touches.worker_T, placement.slot_T
+    chosen = places(placement.victim_T >= 0)
+    cells = victim_cells(caches.cells, touches, placement, chosen)
+    for i in range(len(chosen)):
+        w, slot = index(worker_T[chosen[i]]), index(slot_T[chosen[i]])
+        if cells[i] & DIRTY and marked(slots, w, slot, RETURNED, planning):
+            cells[i] = 0
+    lost: U32 = chosen[places(cells & DIRTY != 0)]
+    return lost
 
 
 @kernel
@@ -148,16 +151,17 @@ def pulls(
     caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
 ) -> Transfers:
     """Rows that workers need and do not have, or not up to date."""
-    slots, rows_U, before_U, arena_U = caches.slot_WCF, rows.rows_U, rows.before_U, rows.arena_U
+    slots, unused_WA = caches.slot_WCF, caches.first_WA + caches.used_WA
+    rows_U, before_U, arena_U = rows.rows_U, rows.before_U, rows.arena_U
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
     mode_T, slot_T, step = decision.mode_T, placement.slot_T, rows.step
     out = empty(int((need_T != HIT).sum()))
     worker, row, slot_of, arena, kind, what, phase = out
-    i = 0
+    i = index(0)
     for t in range(len(need_T)):
         if need_T[t] == HIT:
             continue
-        w, u, slot = worker_T[t], unique_T[t], slot_T[t]
+        w, u, slot = index(worker_T[t]), index(unique_T[t]), index(slot_T[t])
         worker[i], row[i], slot_of[i], arena[i] = w, rows_U[u], slot, arena_U[u]
         kind[i] = MISS_PULL if need_T[t] == MISS else STALE_PULL
         # Whoever applies the optimizer needs its state as well.
@@ -165,10 +169,10 @@ def pulls(
         # A row that the step before trains, or a slot that it uses, is free only after its
         # backward pass. A held row's slot is used only with the row.
         busy = before_U[u] == step - 1
-        if not busy and need_T[t] == MISS:
-            busy = slots[w, slot, USED] == step
+        if (need_T[t] == MISS) & (slot < unused_WA[w, index(arena_U[u])]):
+            busy |= slots[w, slot, USED] == step
         phase[i] = LATE if busy and step > 0 else EARLY
-        i += 1
+        i += index(1)
     return out
 
 
@@ -182,17 +186,17 @@ def updates(
     push_T, drop_T = decision.push_T, decision.drop_T
     out = empty(int((push_T != NOTHING).sum()))
     worker, row, slot_of, arena, kind, what, phase = out
-    i = 0
+    i = index(0)
     for t in range(len(push_T)):
         if push_T[t] == NOTHING:
             continue
-        u = unique_T[t]
+        u = index(unique_T[t])
         worker[i], row[i], slot_of[i], arena[i] = worker_T[t], rows_U[u], slot_T[t], arena_U[u]
         evicted = drop_T[t] and push_T[t] != GRADIENT
         kind[i] = EVICT_PUSH if evicted else UPDATE_PUSH
         what[i] = push_T[t]
         phase[i] = URGENT if later_U[u] == step + 1 else LAZY
-        i += 1
+        i += index(1)
     return out
 
 

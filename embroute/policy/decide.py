@@ -14,10 +14,10 @@ from embroute.kernels.caches import (
     Caches,
     Placement,
     Request,
-    copies,
+    find,
     mark,
+    of_touches,
     place,
-    sole_holders,
 )
 from embroute.kernels.codes import CLOCK, FREE, PINNED, REPLICA, SLOT_MASK
 from embroute.kernels.order import Moves, move
@@ -64,7 +64,7 @@ def _place(policy: Policy, scene: Scene) -> Placement:
     """Slots for all touches; a cache that cannot hold one step's rows is the user's to enlarge."""
     caches, rows = scene.state.caches, scene.rows
     order = policy.evict.order(rows.step)
-    request = Request(scene.touches, scene.copies_UW, rows.arena_U, order)
+    request = Request(scene.touches, scene.cell_T, scene.arena_T, order)
     placement = place(caches, request)
     worker, arena = placement.short
     if worker < 0:
@@ -117,8 +117,9 @@ def _append(
     return Moves(
         np.concatenate([moves.worker, touched.worker_T[chosen]]),
         np.concatenate([moves.slot, placement.slot_T[chosen]]),
-        np.concatenate([moves.arena, scene.rows.arena_U[touched.unique_T[chosen]]]),
+        np.concatenate([moves.arena, scene.arena_T[chosen]]),
         np.concatenate([moves.bucket, np.full(len(chosen), bucket, np.int32)]),
+        moves.untouched,
     )
 
 
@@ -126,20 +127,20 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
     """Deal the samples and list the touches."""
     extra = policy.sync.extra(window, state)
     rows = _step_rows(window, extra, state)
-    copies_UW = copies(state.caches.cell_RW, rows.rows_U)
+    found = find(state.caches.cells, rows.rows_U)
     now = window.now
     quotas_W = state.setup.quotas(len(now.batch))
-    seen_UW = copies_UW
+    seen = found
     if policy.dispatch.looks_at_caches:
-        seen_UW = policy.sync.readable(state, rows, copies_UW)
-    view = View(window, state, rows, seen_UW, quotas_W)
+        seen = policy.sync.readable(state, rows, found)
+    view = View(window, state, rows, seen, quotas_W)
     worker_S = policy.dispatch.choose(view)
     lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
     touched = touches(
         lookups, worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
     )
-    only_U = view.only_U if seen_UW is copies_UW else sole_holders(copies_UW)
-    return Scene(window, state, rows, copies_UW, only_U, touched), worker_S
+    cell_T, arena_T = of_touches(touched, found.copies_UW, rows.arena_U)
+    return Scene(window, state, rows, found, touched, cell_T, arena_T), worker_S
 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
@@ -164,7 +165,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         worker_S=worker_S,
         rows=rows,
         touches=touched,
-        only_U=scene.only_U,
+        found=scene.found,
         decision=decision,
         placement=placement,
         returns=home,
@@ -184,11 +185,12 @@ def advance(state: State, plan: Plan) -> None:
     if len(caches.clock_R):
         pushed = (plan.returns, plan.evictions)
         tick(caches, rows, touched, plan.decision, plan.placement, pushed)
-    clean(caches.cell_RW, plan.returns.worker, plan.returns.row)
-    settle(caches, rows, touched, plan.decision, plan.placement, plan.only_U)
+    returned = np.take(plan.found.number_U, plan.decision.return_unique)
+    clean(caches.cells.cell_NW, returned, plan.decision.return_worker)
+    settle(caches, rows, touched, plan.decision, plan.placement, plan.found)
     if plan.decision.drop_T.any():
         drop(caches, rows, touched, plan.decision.drop_T)
-    if not move(caches.order, caches.slot_WCF, plan.moves):
+    if not move(caches.order, caches.slot_WCF, plan.moves, plan.step):
         raise PlanError(f"step {plan.step}: {len(plan.moves.slot)} moves in the eviction order")
     if len(state.access_R):
         count_lookups(state.access_R, plan.now.batch.rows)
@@ -206,5 +208,5 @@ def bring_home(state: State, record: int) -> Transfers:
     if len(caches.clock_R):
         clock = caches.clock_WC2[transfers.worker, transfers.slot, CLOCK]
         np.maximum.at(caches.clock_R, transfers.row, clock)
-    clean(caches.cell_RW, transfers.worker, transfers.row)
+    clean(caches.cells.cell_NW, caches.cells.number_R[transfers.row], transfers.worker)
     return transfers

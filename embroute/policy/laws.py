@@ -7,8 +7,10 @@ import numpy as np
 from embroute.kernels.caches import RETURNED, mark
 from embroute.kernels.codes import REPLICA
 from embroute.kernels.laws import (
+    SLOTS,
     reads_bounded,
     shard_clocks,
+    slots_apart,
     touches_lawful,
     updates_home,
 )
@@ -22,20 +24,22 @@ def check(plan: Plan, state: State, policy: Policy) -> None:
     _every_sample_once(plan, state, policy)
     caches, rows, touches = state.caches, plan.rows, plan.touches
     caches.planning[0] += 1  # marks of its own: what the plan says counts, not how it was made
-    planning = int(caches.planning[0])
+    planning, slot_T = int(caches.planning[0]), plan.placement.slot_T
     mark(caches.slot_WCF, plan.returns.worker, plan.returns.slot, RETURNED, planning)
     if not policy.exact:
-        shard_U = shard_clocks(caches, rows)
-        need_T, slot_T = plan.decision.need_T, plan.placement.slot_T
-        bound = policy.sync.bound
+        shard_U = shard_clocks(caches, rows.rows_U, plan.found.copies_UW)
+        need_T, bound = plan.decision.need_T, policy.sync.bound
         bad = reads_bounded(caches.clock_WC2, touches, need_T, slot_T, shard_U, bound)
         _demand(policy, plan, "4 (bounded staleness)", bad)
     mark(caches.slot_WCF, plan.evictions.worker, plan.evictions.slot, RETURNED, planning)
-    bad, law = touches_lawful(caches, rows, touches, plan.decision, plan.placement, policy.exact)
+    _demand(policy, plan, LAWS[SLOTS], slots_apart(caches, rows.arena_U, touches, slot_T))
+    found, decision = plan.found, plan.decision
+    bad, law = touches_lawful(caches, touches, found, decision, plan.placement, policy.exact)
     _demand(policy, plan, LAWS[law], bad)
     replicas = policy.sync.replicates and bool((plan.decision.mode_T == REPLICA).any())
     if policy.exact and not replicas:
-        _demand(policy, plan, "3 (updates home)", updates_home(caches, rows, touches, plan.only_U))
+        bad = updates_home(caches, touches, found)
+        _demand(policy, plan, "3 (updates home)", bad)
 
 
 LAWS = ("", "5 (capacity)", "2 (no update lost)", "3 (exact reads)")

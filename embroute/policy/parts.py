@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from embroute.data.batch import Batch
 from embroute.data.window import Window
-from embroute.kernels.caches import Placement, sole_holders
+from embroute.kernels.caches import Found, Placement
 from embroute.kernels.codes import VALUE_STATE
 from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
@@ -21,34 +20,36 @@ from embroute.policy.state import Needs, State
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class View:
-    """What a dispatch sees. `copies_UW`: cells of the batch's rows, FRESH where readable as is."""
+    """What a dispatch sees. `found`: cells of the batch's rows, FRESH where readable as is."""
 
     window: Window
     state: State
     rows: StepRows
-    copies_UW: I32
+    found: Found
     quotas_W: I64
-
-    @cached_property
-    def only_U(self) -> I32:
-        """Who has a row FRESH or DIRTY: a worker, NO_HOLDER or SEVERAL."""
-        return sole_holders(self.copies_UW)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What a sync sees once every sample has its worker; `copies_UW` are the cells themselves."""
+    """What a sync sees once every sample has its worker; `found` has the cells themselves."""
 
     window: Window
     state: State
     rows: StepRows
-    copies_UW: I32
-    only_U: I32  # who has a row FRESH or DIRTY: a worker, NO_HOLDER or SEVERAL
+    found: Found
     touches: Touches
+    cell_T: I32  # the copy of each touch
+    arena_T: U8
+
+    @property
+    def copies_UW(self) -> I32:
+        """Cells of the step's rows."""
+        return self.found.copies_UW
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ class Extra:
 
 
 DispatchFunction = Callable[[View], I32]
-Readable = Callable[[State, StepRows, I32], I32]
+Readable = Callable[[State, StepRows, Found], Found]
 
 
-def as_stored(state: State, rows: StepRows, copies_UW: I32) -> I32:
+def as_stored(state: State, rows: StepRows, found: Found) -> Found:
     """A copy is readable where its cell says FRESH."""
-    return copies_UW
+    return found
 
 
 def no_extra(window: Window, state: State) -> Extra:

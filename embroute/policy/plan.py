@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from embroute.cost import FLOAT_BYTES, INDEX_BYTES, Traffic
 from embroute.data.window import Indexed
-from embroute.kernels.caches import Placement
+from embroute.kernels.caches import Found, Placement
 from embroute.kernels.codes import FILL, GRADIENT, HIT, MISS, REPLICA, UPDATE_PUSH
 from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
@@ -34,7 +34,7 @@ class Plan:
     worker_S: npt.NDArray[np.int32]
     rows: StepRows
     touches: Touches
-    only_U: npt.NDArray[np.int32]  # who had a row FRESH or DIRTY before the step
+    found: Found
     decision: Decision
     placement: Placement
     returns: Transfers

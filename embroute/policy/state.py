@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Caches
+from embroute.kernels.caches import Caches, Cells
 from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SLOT_MASK
 from embroute.kernels.order import empty_order
 from embroute.policy.setup import Setup
 
 I32 = npt.NDArray[np.int32]
+
+
+MAPPED_BYTES = 1 << 29  # of each large array, mapped before the first step
 
 
 @dataclass
@@ -44,21 +47,27 @@ class Needs:
 
 
 def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | None = None) -> State:
-    """All caches empty. Memory is committed by the system only where rows are touched."""
+    """All caches empty. Most memory is committed by the system when it is reached."""
     num_rows, capacity_WA = setup.schema.num_rows, setup.capacity_WA
     workers = len(capacity_WA)
     slots = int(capacity_WA.sum(1).max())
     first_WA = np.cumsum(capacity_WA, 1) - capacity_WA
 
-    cell_RW = np.zeros((num_rows, workers), np.int32)
-    cell_RW.fill(0)  # rows are touched at random: have the system map the pages now, all at once
+    number_R = np.zeros(num_rows, np.int32)
+    cell_NW = _on_lines(num_rows + 1, workers)
+    slot_WCF = np.zeros((workers, slots, NUM_SLOT_FIELDS), np.int32)
+    order = empty_order(capacity_WA, needs.num_buckets)
+    number_R.fill(0)
+    _map_first(cell_NW[np.newaxis])
+    _map_first(slot_WCF)
+    _map_first(order.ticket_WQ4)
     caches = Caches(
-        cell_RW,
-        np.zeros((workers, slots, NUM_SLOT_FIELDS), np.int32),
+        Cells(number_R, cell_NW, np.zeros(1, np.int64)),
+        slot_WCF,
         first_WA,
         capacity_WA,
         np.zeros_like(capacity_WA),
-        empty_order(capacity_WA, needs.num_buckets),
+        order,
         np.zeros(1, np.int64),
         np.zeros((workers, slots if needs.clocks else 0, 2), np.int32),
         np.zeros(num_rows if needs.clocks else 0, np.int32),
@@ -71,6 +80,20 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
     return State(setup, caches, hot_R, access_R, ranking=ranking)
 
 
+def _on_lines(num_rows: int, width: int) -> I32:
+    """Zeros from the start of a cache line on, so that a short row does not lie across two."""
+    line = 64 // np.dtype(np.int32).itemsize
+    zeros = np.zeros(num_rows * width + line, np.int32)
+    skipped = -(zeros.ctypes.data // zeros.itemsize) % line
+    return zeros[skipped : skipped + num_rows * width].reshape(num_rows, width)
+
+
+def _map_first(zeros_XYZ: I32) -> None:
+    """Have the system map the pages that a run reaches first, at once, not in its steps."""
+    width = zeros_XYZ.shape[0] * zeros_XYZ.shape[2] * zeros_XYZ.itemsize
+    zeros_XYZ[:, : MAPPED_BYTES // max(1, width)].fill(0)
+
+
 def held(state: State, worker: int) -> tuple[I32, I32]:
     """Slots of a worker that hold a copy, and their cells, in slot order."""
     caches = state.caches
@@ -79,7 +102,8 @@ def held(state: State, worker: int) -> tuple[I32, I32]:
         for first, used in zip(caches.first_WA[worker], caches.used_WA[worker], strict=True)
     ]
     slots = np.concatenate(spans)
-    cells = caches.cell_RW[caches.slot_WCF[worker, slots, ROW], worker]
+    number = caches.cells.number_R[caches.slot_WCF[worker, slots, ROW]]
+    cells = caches.cells.cell_NW[number, worker]
     kept = (cells & SLOT_MASK) == slots + 1
     return slots[kept], cells[kept]
 

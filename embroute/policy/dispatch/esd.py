@@ -88,9 +88,9 @@ def _units(seconds_AW: F64) -> tuple[F64, float]:
 
 def unit_costs(view: View) -> tuple[F64, float]:
     """c(i, j) of SYSTEMS in whole units, and the unit in seconds."""
-    now, copies_UW = view.window.now, view.copies_UW
+    now, found = view.window.now, view.found
     units_AW, unit = _units(view.state.setup.row_seconds_AW)
-    rows = Rows(copies_UW, view.only_U, view.rows.arena_U, units_AW)
+    rows = Rows(found.copies_UW, found.only_U, view.rows.arena_U, units_AW)
     return _costs(rows, now.unique_of_lookup, now.batch.sample_offsets), unit
 
 

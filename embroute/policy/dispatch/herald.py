@@ -22,7 +22,8 @@ def _greedy(score_SW: I32, quotas_W: I64, first: int) -> I32:
     for s in range(num_samples):
         best = -1
         for turn in range(num_workers):
-            w = (first + turn) % num_workers
+            w = first + turn
+            w -= num_workers if w >= num_workers else 0
             if left_W[w] > 0 and (best < 0 or score_SW[s, w] > score_SW[s, best]):
                 best = w
         worker_S[s] = best
@@ -65,13 +66,13 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
 
     def choose(view: View) -> I32:
         now, setup = view.window.now, view.state.setup
-        only_U = view.only_U
+        only_U = view.found.only_U
         if 0 < tables < len(setup.schema.tables):
             scored = view.state.ranking[:tables]
             left_out = ~np.isin(setup.table_of(view.rows.rows_U), scored)
             only_U = np.where(left_out, NO_HOLDER, only_U).astype(np.int32)
         offsets = now.batch.sample_offsets
-        score_SW = _score(view.copies_UW, only_U, now.unique_of_lookup, offsets)
+        score_SW = _score(view.found.copies_UW, only_U, now.unique_of_lookup, offsets)
         first = view.window.step % len(view.quotas_W) if ties == "rotate" else 0
         return _greedy(score_SW, view.quotas_W, first)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Caches, Placement
+from embroute.kernels.caches import Caches, Placement, cell_of
 from embroute.kernels.codes import FIRST_BUCKET, FREE, ROW, SLOT_MASK
 from embroute.kernels.jit import kernel
 from embroute.kernels.order import Moves
@@ -20,7 +20,8 @@ I64 = npt.NDArray[np.int64]
 @kernel
 def _holders(caches: Caches, rows: I64, bucket: I32) -> tuple[I32, I32, I32]:
     """Every copy of the given rows with the bucket of its row: worker, slot, bucket."""
-    most = len(rows) * caches.cell_RW.shape[1]
+    cells, num_workers = caches.cells, caches.cells.cell_NW.shape[1]
+    most = len(rows) * num_workers
     worker, slot, goes = (
         np.empty(most, np.int32),
         np.empty(most, np.int32),
@@ -28,12 +29,20 @@ def _holders(caches: Caches, rows: I64, bucket: I32) -> tuple[I32, I32, I32]:
     )
     count = 0
     for i in range(len(rows)):
-        for w in range(caches.cell_RW.shape[1]):
-            held = caches.cell_RW[rows[i], w] & SLOT_MASK
+        for w in range(num_workers):
+            held = cell_of(cells, rows[i], w) & SLOT_MASK
             if held:
                 worker[count], slot[count], goes[count] = w, held - 1, bucket[i]
                 count += 1
     return worker[:count].copy(), slot[:count].copy(), goes[:count].copy()
+
+
+def _held(scene: Scene, rows: I64, bucket: I32) -> Moves:
+    """Every copy of the given rows goes to the bucket of its row, touched or not."""
+    caches = scene.state.caches
+    worker, slot, goes = _holders(caches, rows, bucket)
+    arena = scene.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64))
+    return Moves(worker, slot, arena, goes, len(slot))
 
 
 def clairvoyant(lookahead: int = 20) -> Evict:
@@ -55,31 +64,27 @@ def clairvoyant(lookahead: int = 20) -> Evict:
 
     def moves(scene: Scene, decision: Decision, placement: Placement) -> Moves:
         """Copies of this step's rows go to their next use; so do those of the batch that enters."""
-        caches, rows = scene.state.caches, scene.rows
-        ahead, bucket_U = scene.window.ahead, bucket_of(rows.later_U, rows.step)
-        worker, slot, bucket = _holders(caches, rows.rows_U, bucket_U)
-        parts = [
-            Moves(
-                worker,
-                slot,
-                scene.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64)),
-                bucket,
-            )
-        ]
+        rows, ahead = scene.rows, scene.window.ahead
+        bucket_U = bucket_of(rows.later_U, rows.step)
+        parts = [_held(scene, rows.rows_U, bucket_U)]
         if len(ahead) >= sight:
             entering = ahead[sight - 1]
             parts.append(_entering(scene, entering.rows_U, entering.before_U))
+        untouched = sum(len(part.slot) for part in parts)
         parts.append(touched(scene, placement, bucket_U[scene.touches.unique_T]))
-        return Moves(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return Moves(
+            np.concatenate([part.worker for part in parts]),
+            np.concatenate([part.slot for part in parts]),
+            np.concatenate([part.arena for part in parts]),
+            np.concatenate([part.bucket for part in parts]),
+            untouched,
+        )
 
     def _entering(scene: Scene, rows_U: I64, before_U: I32) -> Moves:
         """Copies whose next use just came into sight."""
         step = scene.rows.step
         unseen = rows_U[before_U < step]
         bucket = np.full(len(unseen), never + 1 + (step + sight) % cycle, np.int32)
-        caches = scene.state.caches
-        worker, slot, goes = _holders(caches, unseen, bucket)
-        arena = scene.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64))
-        return Moves(worker, slot, arena, goes)
+        return _held(scene, unseen, bucket)
 
     return Evict("clairvoyant", never + 1 + cycle, order, moves, lookahead=sight)

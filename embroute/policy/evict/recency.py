@@ -16,9 +16,7 @@ I32 = npt.NDArray[np.int32]
 
 def touched(scene: Scene, placement: Placement, bucket_T: I32) -> Moves:
     """Every touched copy becomes the youngest of its bucket."""
-    touches = scene.touches
-    arena_T = scene.rows.arena_U[touches.unique_T]
-    return Moves(touches.worker_T, placement.slot_T, arena_T, bucket_T)
+    return Moves(scene.touches.worker_T, placement.slot_T, scene.arena_T, bucket_T, 0)
 
 
 def lru() -> Evict:

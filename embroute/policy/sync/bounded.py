@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.caches import Caches
+from embroute.kernels.caches import Caches, Found, sole_holders
 from embroute.kernels.codes import (
     CLOCK,
     DELTA,
@@ -95,15 +95,15 @@ def bounded(bound: int) -> Sync:
     if bound == 0:
         return write_through()
 
-    def readable(state: State, rows: StepRows, copies_UW: I32) -> I32:
+    def readable(state: State, rows: StepRows, found: Found) -> Found:
         # No DIRTY: another worker's pull forces no push here.
-        return _readable(state.caches, copies_UW, rows.rows_U, bound)
+        seen_UW = _readable(state.caches, found.copies_UW, rows.rows_U, bound)
+        return found._replace(copies_UW=seen_UW, only_U=sole_holders(seen_UW))
 
     def decide(scene: Scene) -> Decision:
         caches, touches = scene.state.caches, scene.touches
         need_T = _needs(caches, touches, scene.copies_UW, scene.rows.rows_U, bound)
-        cells_T = scene.copies_UW[touches.unique_T, touches.worker_T]
-        home = (need_T == STALE) & ((cells_T & DIRTY) != 0)
+        home = (need_T == STALE) & ((scene.cell_T & DIRTY) != 0)
         pairs = (touches.worker_T[home], touches.unique_T[home])
         decision = outcome(need_T, np.full(len(need_T), LOCAL, np.uint8), home=pairs)
         return decision._replace(record=DELTA)

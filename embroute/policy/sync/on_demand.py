@@ -53,10 +53,10 @@ def coming_home(touches: Touches, copies_UW: I32, only_U: I32) -> tuple[I32, I32
 
 def decide_on_demand(scene: Scene) -> Decision:
     """Sole touchers keep their update; rows touched by several go through the shard."""
-    need_T = hits(scene.touches, scene.copies_UW, FRESH)
+    need_T = hits(scene.cell_T, FRESH)
     mode_T = sharing(scene.touches)
     push_T = np.where(mode_T == SHARED, GRADIENT, NOTHING).astype(np.uint8)
-    home = coming_home(scene.touches, scene.copies_UW, scene.only_U)
+    home = coming_home(scene.touches, scene.copies_UW, scene.found.only_U)
     return outcome(need_T, mode_T, push_T, home)
 
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from embroute.kernels.codes import EXCLUSIVE, NOTHING, SHARED, VALUE_STATE
 from embroute.kernels.jit import kernel
+from embroute.kernels.memory import index
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision
 
@@ -21,8 +22,8 @@ def sharing(touches: Touches) -> U8:
     """EXCLUSIVE for touches whose row no other worker touches, SHARED for the others."""
     mode_T = np.empty(len(touches.unique_T), np.uint8)
     for t in range(len(mode_T)):
-        u = touches.unique_T[t]
-        alone = touches.first_U[u + 1] - touches.first_U[u] == 1
+        u = index(touches.unique_T[t])
+        alone = touches.first_U[u + index(1)] - touches.first_U[u] == 1
         mode_T[t] = EXCLUSIVE if alone else SHARED
     return mode_T
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.data.window import Window
-from embroute.kernels.caches import hits
+from embroute.kernels.caches import Cells, cell_of, hits
 from embroute.kernels.codes import (
     DIRTY,
     FILL,
@@ -31,30 +31,30 @@ U8 = npt.NDArray[np.uint8]
 
 
 @kernel
-def _not_everywhere(cell_RW: I32, rows: I64, bit: int) -> npt.NDArray[np.bool_]:
+def _not_everywhere(cells: Cells, rows: I64, bit: int) -> npt.NDArray[np.bool_]:
     """Rows of which some worker's copy lacks the bit, or does not exist."""
     out = np.zeros(len(rows), np.bool_)
     for i in range(len(rows)):
-        for w in range(cell_RW.shape[1]):
-            if not cell_RW[rows[i], w] & bit:
+        for w in range(cells.cell_NW.shape[1]):
+            if not cell_of(cells, rows[i], w) & bit:
                 out[i] = True
     return out
 
 
 @kernel
-def _somewhere(cell_RW: I32, rows: I64, bit: int) -> npt.NDArray[np.bool_]:
+def _somewhere(cells: Cells, rows: I64, bit: int) -> npt.NDArray[np.bool_]:
     """Rows of which some worker's copy has the bit."""
     out = np.zeros(len(rows), np.bool_)
     for i in range(len(rows)):
-        for w in range(cell_RW.shape[1]):
-            if cell_RW[rows[i], w] & bit:
+        for w in range(cells.cell_NW.shape[1]):
+            if cell_of(cells, rows[i], w) & bit:
                 out[i] = True
     return out
 
 
 def _fill(window: Window, state: State, with_batch: bool = True) -> Extra:
     """Hot rows that some worker lacks or has stale; those of the batch too, if it is a hot one."""
-    cells, now = state.caches.cell_RW, window.now
+    cells, now = state.caches.cells, window.now
     hot = state.hot_rows
     lacking = hot[_not_everywhere(cells, hot, FRESH)]
     lacking_R = np.zeros(len(state.hot_R), np.bool_)
@@ -70,7 +70,7 @@ def _fill(window: Window, state: State, with_batch: bool = True) -> Extra:
 def _unpushed(window: Window, state: State) -> Extra:
     """Hot rows whose newest value only the replicas have and the batch does not touch."""
     hot = state.hot_rows
-    dirty = hot[_somewhere(state.caches.cell_RW, hot, DIRTY)]
+    dirty = hot[_somewhere(state.caches.cells, hot, DIRTY)]
     rest = np.setdiff1d(dirty, window.now.rows_U)
     return Extra(rest, np.empty(0, np.int32))
 
@@ -84,7 +84,7 @@ def _keepers(scene: Scene) -> tuple[I32, I32]:
 def _decide_hot(scene: Scene) -> Decision:
     """Rows of the batch are updated by all-reduce, added rows are only brought up to date."""
     touches = scene.touches
-    need_T = hits(touches, scene.copies_UW, FRESH)
+    need_T = hits(scene.cell_T, FRESH)
     added_T = touches.unique_T >= len(scene.window.now.rows_U)
     return outcome(need_T, np.where(added_T, FILL, REPLICA).astype(np.uint8))
 
@@ -139,7 +139,7 @@ def always_replicated() -> Sync:
 
     def decide(scene: Scene) -> Decision:
         touches, looked_up = scene.touches, len(scene.window.now.rows_U)
-        need_T = hits(touches, scene.copies_UW, FRESH)
+        need_T = hits(scene.cell_T, FRESH)
         cold_T = ~scene.state.hot_R[scene.rows.rows_U[touches.unique_T]]
         mode_T = np.where(touches.unique_T >= looked_up, FILL, REPLICA)
         mode_T = np.where(cold_T, SHARED, mode_T).astype(np.uint8)

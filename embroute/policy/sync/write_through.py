@@ -13,7 +13,7 @@ from embroute.policy.sync.outcome import outcome, sharing
 
 def decide_write_through(scene: Scene) -> Decision:
     """Push every gradient; a sole toucher applies it as well and keeps a fresh copy."""
-    need_T = hits(scene.touches, scene.copies_UW, FRESH)
+    need_T = hits(scene.cell_T, FRESH)
     push_T = np.full(len(need_T), GRADIENT, np.uint8)
     return outcome(need_T, sharing(scene.touches), push_T)
 
@@ -25,7 +25,7 @@ def write_through() -> Sync:
 
 def decide_uncached(scene: Scene) -> Decision:
     """Pull every row, push every gradient, keep nothing."""
-    need_T = hits(scene.touches, scene.copies_UW, FRESH)
+    need_T = hits(scene.cell_T, FRESH)
     push_T = np.full(len(need_T), GRADIENT, np.uint8)
     decision = outcome(need_T, np.full(len(need_T), SHARED, np.uint8), push_T)
     return decision._replace(drop_T=np.ones(len(need_T), np.uint8))

@@ -1,0 +1,64 @@
+"""Reaching memory quickly from inner loops: indices without a sign, and lines asked for ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from embroute.kernels.jit import kernel
+
+# An index below 2**32 that is known not to be negative. Every use of a signed one is compiled
+# with a test whether it counts from the end.
+index = cast(Callable[[int], int], np.uint32)
+
+AHEAD = 24  # iterations between asking for a line and using it
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # times a number: the high bits are its hash
+
+Untyped = Any  # numba's own objects have no types
+_item_pointer: Untyped = cgutils.get_item_pointer
+
+
+@kernel
+def places(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """Where an array is true, without a branch: what nobody can guess costs more than a write."""
+    out, count = np.empty(len(chosen) + 1, np.uint32), index(0)
+    for i in range(len(chosen)):
+        out[count] = i
+        count += index(chosen[i])
+    return out[:count]
+
+
+def _prefetch(typing_context: Untyped, array: Untyped, place: Untyped) -> Untyped:
+    """Code that asks for the line of one element and does not wait for it."""
+
+    def generate(
+        context: Untyped, builder: Untyped, signature: Untyped, arguments: Untyped
+    ) -> Untyped:
+        array_type, place_type = signature.args
+        view = context.make_array(array_type)(context, builder, arguments[0])
+        indices = [
+            context.cast(builder, builder.extract_value(arguments[1], axis), kind, types.intp)
+            for axis, kind in enumerate(place_type)
+        ]
+        pointer = _item_pointer(context, builder, array_type, view, indices)
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        hint = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte] + 3 * [number])
+        )
+        for_reading, keep, data = number(0), number(3), number(1)
+        builder.call(hint, [builder.bitcast(pointer, byte), for_reading, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, place), generate
+
+
+# `prefetch(array, (i, j))`: the processor overlaps far more hints than loads that it waits for.
+# A hint about a place outside the array does nothing.
+prefetch = cast(Callable[[Untyped, tuple[int, ...]], None], intrinsic(_prefetch))
