@@ -331,8 +331,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, object], 
 
 def _arrays(state: State) -> dict[str, Array]:
     """Every array of the coordinator's state."""
-    arrays = state.caches._asdict() | state.caches.order._asdict()
-    del arrays["order"]
+    caches = state.caches
+    arrays = caches._asdict() | caches.cells._asdict() | caches.order._asdict()
+    del arrays["cells"], arrays["order"]
     return arrays | {"hot_R": state.hot_R, "access_R": state.access_R, "ranking": state.ranking}
 
 
