@@ -296,8 +296,7 @@ def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def contents(state: State) -> dict[str, Any]:
     """Whatever a state holds, found by its declaration."""
     found: dict[str, Any] = {one.name: getattr(state, one.name) for one in fields(state)}
-    for part in ("caches", "cells", "order"):
-        found |= found.pop(part)._asdict()
+    [found.update(found.pop(part)._asdict()) for part in ("caches", "cells", "order")]
     return found
 
 

@@ -75,7 +75,7 @@ OPTIONS = {
     "checkpoint export": {"--out", "--table"},
     "train": DATA_OPTIONS
     | {f"--{name}" for name, _ in TRAIN_OPTIONS}
-    | {"--shuffle", "--restarts"},
+    | {"--shuffle", "--resume", "--restarts"},
 }
 
 

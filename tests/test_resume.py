@@ -80,7 +80,7 @@ def test_another_topology_continues_exactly(topology: tuple[int, int], tmp_path:
     with pytest.raises(PowerCutError):
         run(saving("esd(1)", 3, tmp_path), (3, 2), Failing(stream, 52))
     settings = saving("herald", topology[0], tmp_path)
-    settings["cache"] = type(settings["cache"])(1.0, "share")
+    settings["cache"] = 1.0
     resumed = run(settings, topology, stream)
     gathered(resumed, *topology).assert_equal(plain_cached("adagrad", 3, STEPS))
 

@@ -95,7 +95,7 @@ def planned(policy_name: str, optimizer: str, topology: tuple[int, int], steps: 
         WIDTHS,
         BATCH,
         optimizer,
-        settings["cache"],
+        Size(0.75, "share"),
         settings["quotas"],
     )
 

@@ -59,6 +59,9 @@ def _with_options(command: click.Command) -> click.Command:
 )
 @click.option("--shuffle", is_flag=True, default=None, help="Shuffle every epoch.")
 @click.option(
+    "--resume", is_flag=True, default=None, help="Go on from the newest checkpoint in --out."
+)
+@click.option(
     "--restarts",
     type=click.IntRange(0),
     default=0,
@@ -71,6 +74,7 @@ def train_command(
     /,
     run_file: Path | None,
     shuffle: bool | None,
+    resume: bool | None,
     restarts: int,
     **given: str | None,
 ) -> None:
@@ -86,8 +90,8 @@ def train_command(
     values: dict[str, object] = {
         name: _value(name, kinds[name], text) for name, text in given.items() if text is not None
     }
-    if shuffle is not None:
-        values["shuffle"] = shuffle
+    flags = {"shuffle": shuffle, "resume": resume}
+    values |= {name: flag for name, flag in flags.items() if flag is not None}
     changed = {
         entry.name: getattr(data_options, entry.name)
         for entry in fields(DataOptions)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -13,7 +14,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from embroute.runtime.exchange import GlooChannel
 from embroute.runtime.heartbeat import Heartbeat
-from embroute.runtime.layout import Layout
+from embroute.runtime.job import Settings
+from embroute.runtime.layout import Layout, on_one_node
 from embroute.runtime.seat import Seat
 
 TRANSFER_TIMEOUT = timedelta(hours=2)  # liveness is the heartbeat's business
@@ -74,3 +76,23 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
             yield seat
     finally:
         dist.destroy_process_group()
+
+
+def take_seat(settings: Settings) -> Seat:
+    """This rank's seat until the process ends: by `nodes`, or all ranks on one node."""
+    if "nodes" in settings:
+        layout = Layout(settings["nodes"])
+    else:
+        shards = settings.get("shards", 1)
+        workers = int(os.environ.get("WORLD_SIZE", 0)) - 1 - shards
+        if workers < 1:
+            raise ValueError(
+                f"a job needs a coordinator, {shards} shards and at least one worker: start it "
+                f"with torchrun --nproc-per-node {2 + shards} or more"
+            )
+        layout = on_one_node(workers, shards)
+    stack = ExitStack()
+    timeout_s = settings.get("peer_timeout", 30.0)
+    seat = stack.enter_context(connect(layout, settings.get("node", ""), timeout_s))
+    atexit.register(stack.close)
+    return seat

@@ -60,6 +60,7 @@ class Coordinator:
         self.places = Places(self.state.setup)
         self._epoch_ends: list[int] = []  # samples read when each epoch ended
         self._samples_read = self._epochs_trained = 0
+        self._saved = self._looked = -1  # the last step after which it was done
         self._samples_trained = 0
 
     def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
@@ -78,8 +79,9 @@ class Coordinator:
                 break
         self.meter.seconds["run"] += time.perf_counter() - began
         self._drain()
-        self._save()
-        if self.held_out is not None and not self.stop.is_set():
+        if self._saved != self.state.step:
+            self._save()
+        if self._looked != self.state.step and not self.stop.is_set():
             self._look(LAST_LOOK)
         self._tell(STOP, [[] for _ in self.seat.peers])
 
@@ -145,6 +147,7 @@ class Coordinator:
         """A checkpoint: every rank writes its part, then it is made one."""
         if self.save is None:
             return
+        self._saved = self.state.step
         about = np.array([self.state.step], np.int64)
         self._tell(SAVE, [[about] for _ in self.seat.peers])
         began = time.perf_counter()
@@ -160,8 +163,11 @@ class Coordinator:
 
     def _look(self, flags: int) -> None:
         """Deal the held-out batches to all workers."""
+        if self.held_out is None:
+            return
+        self._looked = self.state.step
         about = About(self.state.step, 0, 0, flags)
-        for item in self.held_out or ():
+        for item in self.held_out:
             shards, workers = look_notes(self.feed.batch(item), about, self.places, self.feed)
             self._tell(LOOK, [*shards, *workers])
         self._tell(LOOKED, [[] for _ in self.seat.peers])

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from embroute.cluster import Cluster, uniform
-from embroute.config import Size
+from embroute.cluster import Cluster, open_cluster, uniform
+from embroute.config import Size, parse_size
 from embroute.policy.catalog import make_policy
 from embroute.policy.parts import Policy
 from embroute.policy.setup import Setup
@@ -46,8 +46,12 @@ class Settings(TypedDict, total=False):
     """What a job may be told beside its model, optimizer and loader."""
 
     policy: str
-    cache: Size
-    network: Cluster
+    cache: Size | float | str
+    network: Cluster | str
+    shards: int  # of a job on one node; `nodes` says who sits where in any other
+    nodes: Mapping[str, Sequence[str]]
+    node: str  # this machine's name among them, unless it is its host name
+    peer_timeout: float
     lookups: Lookups
     min_rows: int
     epochs: int
@@ -123,10 +127,10 @@ def describe(
     policy = make_policy(settings.get("policy", "esd(1)"))
     setup = Setup(
         feed.schema,
-        settings.get("network") or uniform(seat.num_workers, seat.num_shards),
+        _cluster(seat, settings),
         widths,
         optimizer=rows.name,
-        cache=Size(1.0, "share") if policy.unbounded else settings.get("cache", Size(0.1, "share")),
+        cache=Size(1.0, "share") if policy.unbounded else _size(settings),
         shares=settings.get("quotas", ()),
         seed=settings.get("seed", 0),
     )
@@ -142,6 +146,20 @@ def describe(
     return Job(
         seat, settings, feed, policy, setup, rows, rate, weights, desk, layers, model, optimizers
     )
+
+
+def _cluster(seat: Seat, settings: Settings) -> Cluster:
+    """What the policy knows of the network."""
+    network = settings.get("network")
+    if network is None:
+        return uniform(seat.num_workers, seat.num_shards)
+    return open_cluster(network) if isinstance(network, str) else network
+
+
+def _size(settings: Settings) -> Size:
+    """The cache of a worker, however it was written."""
+    size = settings.get("cache", 0.1)
+    return size if isinstance(size, Size) else parse_size("cache", str(size))
 
 
 def _tables(

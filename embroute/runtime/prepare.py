@@ -35,6 +35,7 @@ from embroute.runtime.checkpoint_files import (
     read_manifest,
     step_of,
 )
+from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
 from embroute.runtime.inbox import DRAIN, LOOK, REFILL, SAVE, STEP, STOP, announce, listen
 from embroute.runtime.job import Job, Settings, describe
@@ -73,6 +74,35 @@ class Prepared:
     run: Run | None = None
     shard: Shard | None = None
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backward pass of the mean loss of this worker's samples; see `Run.backward`."""
+        self._worker.backward(loss)
+
+    def held_out(self) -> Iterator[object]:
+        """This worker's held-out samples; see `Run.held_out`."""
+        return self._worker.held_out()
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the held-out data follows this step."""
+        return self.run is not None and self.run.evaluation_due
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the last step over all workers' samples."""
+        return self._worker.loss
+
+    @property
+    def is_first_worker(self) -> bool:
+        """Whether this is the rank that should print and write."""
+        return self.run is not None and self.run.seat.index == 0
+
+    @property
+    def _worker(self) -> Run:
+        if self.run is None:
+            raise RuntimeError("only workers train; on this rank the loader is empty")
+        return self.run
+
 
 class Resume(NamedTuple):
     """A checkpoint to go on from, and whether it was made by a job of the same shape."""
@@ -85,14 +115,16 @@ def prepare(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     loader: Iterable[object],
-    seat: Seat,
+    seat: Seat | None = None,
     **settings: Unpack[Settings],
 ) -> Prepared:
     """Make a model, its optimizer (or several) and its loader part of a distributed job.
 
     On workers the loop stays the user's; on shards and the coordinator this call serves until
     training ends, and the loader that comes back is empty. Only the coordinator reads `loader`.
+    Without a `seat` the rank takes its own in the job that torchrun has started.
     """
+    seat = seat or take_seat(settings)
     job = describe(model, optimizer, seat, settings)
     start_from = _agree(job)
     if seat.role == "coordinator":

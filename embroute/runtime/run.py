@@ -214,6 +214,11 @@ class Run:
         """Whether `held_out()` follows this step."""
         return self.work is not None and bool(self.work.about.flags & LOOKS_AFTER)
 
+    @property
+    def last_look(self) -> bool:
+        """Whether the held-out data of the end waits for `held_out()`."""
+        return self._first_look is not None
+
     def samples(self) -> Iterator[object]:
         """This worker's samples of each step of an epoch."""
         while not self.finished:
@@ -236,12 +241,19 @@ class Run:
 
     def held_out(self) -> Iterator[object]:
         """This worker's held-out samples; where `evaluation_due`, and once after the last step."""
-        first, self._first_look = self._first_look, None
-        while isinstance(item := first or self._courier.ready.get(), Look):
-            first = None
-            self._desk.begin(self._reading(item.work, item.values, item.work.slot_AT))
-            if item.work.about.num_samples:
-                yield self._courier.feed.part(item.work.dealt)
+        item: Ready | None
+        item, self._first_look = self._first_look, None
+        while not isinstance(item, Looked):
+            item = item or self._courier.ready.get()
+            if isinstance(item, Save):
+                self._save(item.step)
+            elif isinstance(item, Look):
+                self._desk.begin(self._reading(item.work, item.values, item.work.slot_AT))
+                if item.work.about.num_samples:
+                    yield self._courier.feed.part(item.work.dealt)
+            elif not isinstance(item, Looked):
+                raise RuntimeError("held_out() was called where no evaluation was due")
+            item = None if not isinstance(item, Looked) else item
         self._desk.reading = None
 
     def _reading(

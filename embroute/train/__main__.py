@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,6 +18,14 @@ from embroute.train.rank import train_rank
 from embroute.train.run_file import read_run_file
 
 
+def _heed_sigterm(name: str) -> threading.Event:
+    """The coordinator ends the run for everyone, after a checkpoint; the others wait for it."""
+    stop = threading.Event()
+    heed = (lambda *_: stop.set()) if name == "coordinator" else signal.SIG_IGN
+    signal.signal(signal.SIGTERM, heed)
+    return stop
+
+
 @click.command()
 @click.argument("run_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--node", default="", help="This machine's name in the run file [its host name].")
@@ -22,14 +34,20 @@ def main(run_file: Path, node: str) -> None:
     name = "a rank"
     try:
         run = read_run_file(run_file)
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+            run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
         with connect(run.layout(), node, run.peer_timeout) as seat:
             name = seat.name
-            train_rank(run, seat, folder)
+            train_rank(run, seat, folder, _heed_sigterm(name))
     except ValueError as error:
         click.echo(f"embroute: {name}: {error}", err=True)
         sys.exit(2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"embroute: {name}: {where}{error.strerror or error}", err=True)
+        sys.exit(1)
     except LostPeerError as error:
         click.echo(f"embroute: {name}: {error}", err=True)
         sys.exit(EXIT_CODE)

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -45,17 +46,25 @@ def launch(run: RunFile, restarts: int) -> None:
     )
     try:
         elastic_launch(config, sys.executable)("-m", "embroute.train", str(folder / RUN_FILE))
+    except SignalException as error:
+        raise RunFailedError(
+            f"stopped by {error.sigval.name}; go on from its checkpoint with --resume",
+            128 + error.sigval,
+        ) from None
     except ChildFailedError as error:
         failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
         # Who lost a peer, or was stopped by the launcher, ended because of another.
         first = next((f for f in failures if f.exitcode not in _FOLLOWERS), failures[0])
-        raise RunFailedError(ranks[first.local_rank], first.exitcode) from None
+        how = f"exit code {first.exitcode}" if first.exitcode >= 0 else f"signal {-first.exitcode}"
+        raise RunFailedError(
+            f"the run failed: {ranks[first.local_rank]} ended first ({how})",
+            first.exitcode if first.exitcode > 0 else 128 - first.exitcode,
+        ) from None
 
 
 class RunFailedError(RuntimeError):
-    """A rank failed; the others have ended too."""
+    """A run that did not come to its end; no rank is left."""
 
-    def __init__(self, name: str, exit_code: int) -> None:
-        how = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-        super().__init__(f"the run failed: {name} ended first ({how})")
-        self.exit_code = exit_code if exit_code > 0 else 1
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -141,7 +142,10 @@ def dense_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
     return kinds[run.dense_optimizer](dense, lr=run.dense_lr)
 
 
-def settings_of(run: RunFile, data: Data) -> Settings:
+CHECKPOINTS = "checkpoints"
+
+
+def settings_of(run: RunFile, data: Data, folder: Path) -> Settings:
     """What `prepare` is told."""
     settings = Settings(
         policy=run.policy,
@@ -153,7 +157,13 @@ def settings_of(run: RunFile, data: Data) -> Settings:
         seed=run.seed,
         device=run.device,
         compare_with="vanilla",
+        checkpoint=folder / CHECKPOINTS,
+        checkpoint_every=run.checkpoint_every,
+        keep=run.keep,
+        resume=run.resume,
     )
+    if run.tables:
+        settings["tables"] = Path(run.tables)
     if data.held_out is not None:
         settings["held_out"] = data.held_out
     return settings
@@ -205,17 +215,22 @@ def evaluate(model: nn.Module, run: Run) -> dict[str, float]:
     return metrics_of(np.concatenate(every), np.concatenate(known)) if every else {}
 
 
-def train_rank(run: RunFile, seat: Seat, folder: Path) -> Prepared:
-    """This rank's part of a run."""
+def train_rank(run: RunFile, seat: Seat, folder: Path, stop: threading.Event) -> Prepared:
+    """This rank's part of a run; `stop` asks for a checkpoint and an early end."""
     data = open_data(run, seat)
     hidden = tuple(int(part) for part in run.hidden.split(",") if part)
     options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
     torch.set_default_dtype(getattr(torch, run.dtype))
     model = make_model(run.model, data.schema, dims(run.dim, data.schema), options)
     optimizers = [row_optimizer_of(run, model), dense_optimizer_of(run, model)]
-    ready = prepare(model, optimizers, data.train or (), seat, **settings_of(run, data))
+    schedules = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
+    settings = settings_of(run, data, folder)
+    settings["extras"] = {f"schedule{i}": schedule for i, schedule in enumerate(schedules)}
+    settings["stop"] = stop
+    ready = prepare(model, optimizers, data.train or (), seat, **settings)
     if ready.run is not None:
-        _loop(run, ready, optimizers, watch_of(seat, folder, data.steps))
+        loop = Loop(run, ready, optimizers, schedules)
+        loop.run_all(watch_of(seat, folder, data.steps))
     return ready
 
 
@@ -228,31 +243,41 @@ def watch_of(seat: Seat, folder: Path, steps: int) -> Watch | None:
     return Watch(folder, steps)
 
 
-def _loop(
-    run: RunFile, ready: Prepared, optimizers: list[torch.optim.Optimizer], watch: Watch | None
-) -> None:
+@dataclass(frozen=True)
+class Loop:
     """The training loop of a worker."""
-    hold, model = ready.run, ready.model
-    assert hold is not None
-    warm = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
-    for samples in ready.loader:
-        assert isinstance(samples, Samples)
-        for optimizer in optimizers:
+
+    run: RunFile
+    ready: Prepared
+    optimizers: list[torch.optim.Optimizer]
+    schedules: list[torch.optim.lr_scheduler.LambdaLR]
+
+    def run_all(self, watch: Watch | None) -> None:
+        """Every step, and the evaluations that are due."""
+        hold = self.ready.run
+        assert hold is not None
+        for samples in self.ready.loader:
+            assert isinstance(samples, Samples)
+            self._step(samples)
+            _watch_step(hold, watch)
+            if hold.evaluation_due:
+                _evaluate(self.ready.model, hold, watch)
+        if hold.last_look:
+            _evaluate(self.ready.model, hold, watch)
+        if watch is not None and hold.work is not None:
+            watch.close(hold.work.step)
+
+    def _step(self, samples: Samples) -> None:
+        for optimizer in self.optimizers:
             optimizer.zero_grad()
+        model = self.ready.model
         loss = nn.functional.binary_cross_entropy_with_logits(model(samples), samples.label)
-        hold.backward(loss)
-        if run.clip:
-            nn.utils.clip_grad_norm_(model.parameters(), run.clip)
-        for optimizer, schedule in zip(optimizers, warm, strict=True):
+        self.ready.backward(loss)
+        if self.run.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), self.run.clip)
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             schedule.step()
-        _watch_step(hold, watch)
-        if hold.evaluation_due:
-            _evaluate(model, hold, watch)
-    if hold.work is not None and run.held_out:
-        _evaluate(model, hold, watch)
-    if watch is not None and hold.work is not None:
-        watch.close(hold.work.step)
 
 
 def _warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:

@@ -53,6 +53,7 @@ class RunFile:
     tables: str = ""
     checkpoint_every: int = 0
     keep: int = 2
+    resume: bool = False
     peer_timeout: float = 30.0
     out: str = "run"
     device: str = "cpu"
