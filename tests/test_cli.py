@@ -28,6 +28,7 @@ COMMANDS = {
     "checkpoint",
     "checkpoint export",
     "checkpoint inspect",
+    "report",
     "train",
     "compare",
     "data",
@@ -71,6 +72,7 @@ OPTIONS = {
     "data describe": DATA_OPTIONS | {"--batch", "--samples", "--json"},
     "data": set(),
     "checkpoint": set(),
+    "report": set(),
     "checkpoint inspect": {"--verify"},
     "checkpoint export": {"--out", "--table"},
     "train": DATA_OPTIONS

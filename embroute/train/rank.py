@@ -265,7 +265,7 @@ class Loop:
         if hold.last_look:
             _evaluate(self.ready.model, hold, watch)
         if watch is not None and hold.work is not None:
-            watch.close(hold.work.step)
+            watch.close(hold.work.step, self.run.policy, dict(hold.meter.seconds))
 
     def _step(self, samples: Samples) -> None:
         for optimizer in self.optimizers:

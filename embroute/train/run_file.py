@@ -34,7 +34,7 @@ class RunFile:
     batch: int = 128
     quotas: str = ""
     optimizer: str = "adagrad"
-    lr: float = 0.05
+    lr: float = 0.02
     dense_optimizer: str = "adam"
     dense_lr: float = 0.001
     decay: float = 0.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.tensorboard import SummaryWriter
+
+from embroute.report import SUMMARY, Summary
 
 I64 = npt.NDArray[np.int64]
 REPORT_S, LIVE_S = 10.0, 0.2
@@ -49,6 +51,8 @@ class Watch:
         self.samples = self.steps = 0
         self.began = self._reported = self._shown = time.monotonic()
         self._span, self._live = Span(), Span()
+        self.folder, self.metrics = folder, dict[str, float]()
+        self._loss = 0.0
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"))
 
@@ -101,7 +105,7 @@ class Watch:
         if not self.terminal.isatty():
             self.terminal.write(self._line(step, span, seconds) + "\n")
             self.terminal.flush()
-        self._span, self._reported = Span(), now
+        self._span, self._reported, self._loss = Span(), now, span.loss / span.steps
 
     def _write(self, entry: dict[str, object]) -> None:
         self._file.write(json.dumps(entry) + "\n")
@@ -109,6 +113,7 @@ class Watch:
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation."""
+        self.metrics = metrics
         self._write({"step": step, **metrics})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
@@ -117,11 +122,24 @@ class Watch:
         self.terminal.write(f"{clear}step {step}  {text}\n")
         self.terminal.flush()
 
-    def close(self, step: int) -> None:
-        """Write what is left."""
+    def close(self, step: int, policy: str, seconds: dict[str, float]) -> None:
+        """Write what is left, and the summary. `seconds`: where this worker's time went."""
         self._report(step, time.monotonic())
-        if self.terminal.isatty():
-            self.terminal.write("\r\x1b[K")
+        summary = Summary(
+            policy,
+            step + 1,
+            self.samples,
+            self.samples / max(1e-9, time.monotonic() - self.began),
+            self._loss,
+            self.metrics,
+            self.moved_bytes,
+            self.other_bytes,
+            {name: round(value, 3) for name, value in seconds.items()},
+        )
+        (self.folder / SUMMARY).write_text(json.dumps(asdict(summary), indent=2) + "\n")
+        clear = "\r\x1b[K" if self.terminal.isatty() else ""
+        self.terminal.write(clear + summary.text() + "\n")
+        self.terminal.flush()
         self._file.close()
         self._board.close()
 
