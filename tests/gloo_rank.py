@@ -1,0 +1,33 @@
+"""One rank of a real job: `torchrun ... -m tests.gloo_rank FOLDER WORKERS SHARDS CASE...`.
+
+A case is policy@optimizer. Each rank writes what it ended with.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from embroute.runtime.connect import connect
+from embroute.runtime.layout import on_one_node
+from tests.jobs import batches, settings_of, train
+
+STEPS = 200
+
+
+def main() -> None:
+    folder, workers, shards = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    with connect(on_one_node(workers, shards), peer_timeout_s=60) as seat:
+        for number, case in enumerate(sys.argv[4:]):
+            policy, _, optimizer = case.partition("@")
+            share = 1.0 if "unbounded" in policy else 0.75
+            settings = settings_of(policy, workers, share)
+            result = train(seat, batches(workers, STEPS), optimizer, settings)
+            # The meter's defaults are functions, which do not travel.
+            result.meter.rows.default_factory = result.meter.bytes.default_factory = None
+            (folder / f"{number}-{seat.name}").write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

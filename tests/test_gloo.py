@@ -1,0 +1,56 @@
+"""Real processes over Gloo: the same results as plain torch, the same bytes as the simulator."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embroute.runtime.seat import names
+from tests.gloo_rank import STEPS
+from tests.jobs import Result, gathered, plain_cached
+
+ROOT = Path(__file__).parent.parent
+# Every policy and every optimizer, and most pairs of them, over three topologies.
+JOBS = {
+    (2, 1): ["vanilla@sgd", "esd(1)@adagrad", "herald@adam", "bagpipe(3)@rowwise-adagrad"],
+    (3, 2): [
+        "esd(1)@rowwise-adagrad",
+        "nocache@adam",
+        "dispatch=esd sync=on-demand evict=clairvoyant(3)@sgd",
+        "dispatch=herald sync=write-through evict=lfu@adagrad",
+    ],
+    (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "bagpipe(3)@sgd"],
+}
+
+
+@pytest.mark.parametrize(("workers", "shards"), JOBS)
+def test_real_processes_equal_plain_torch(workers: int, shards: int, tmp_path: Path) -> None:
+    cases, ranks = JOBS[workers, shards], names(workers, shards)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(len(ranks)), "-m", "tests.gloo_rank"]
+    command += [str(tmp_path), str(workers), str(shards), *cases]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for number, case in enumerate(cases):
+        results: dict[str, Result] = {
+            name: pickle.loads((tmp_path / f"{number}-{name}").read_bytes()) for name in ranks
+        }
+        mine = gathered(results, workers, shards)
+        mine.assert_equal(plain_cached(case.rpartition("@")[2], workers, STEPS))
+        for worker in range(workers):
+            for own, other in zip(results[f"worker{worker}"].dense, mine.dense, strict=True):
+                np.testing.assert_array_equal(own, other)
+            for shard in range(shards):
+                there = results[f"shard{shard}"].meter
+                here = results[f"worker{worker}"].meter
+                np.testing.assert_array_equal(here.rows[shard], there.rows[worker])
+                np.testing.assert_array_equal(here.bytes[shard], there.bytes[worker])
