@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -31,11 +32,24 @@ def _groups(rank_of: dict[str, int], workers: list[str]) -> list[GlooChannel]:
     return channels
 
 
-def _job_store(timeout_s: float) -> PrefixStore:
-    """The store that every rank of this attempt can reach: a restart begins with a clean one."""
+def _job_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
+    """A connection to the store that every rank of this attempt can reach.
+
+    The launcher keeps its store over restarts: each attempt has names of its own in it, or ranks
+    would find the addresses of dead ones.
+    """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    store = TCPStore(host, port, is_master=host_it, timeout=timedelta(seconds=timeout_s))
     return PrefixStore(f"embroute/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _join_group(timeout_s: float) -> None:
+    """Make torch's default group of all ranks."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    store = _job_store(timeout_s, host_it=rank == 0 and not launcher_hosts)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _ranks_by_name(store: PrefixStore, name: str, layout: Layout) -> dict[str, int]:
@@ -65,17 +79,16 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
                 f"{variable} is not set: start the program with torchrun, or use embroute train"
             )
     name = layout.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=max(60.0, peer_timeout_s)))
-    try:
-        # Connections of our own: torch's may block while the heartbeat must not.
-        rank_of = _ranks_by_name(_job_store(peer_timeout_s), name, layout)
-        workers = [f"worker{i}" for i in range(layout.num_workers)]
-        plans, rows, dense, answers = _groups(rank_of, workers)
-        seat = Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers)
-        with Heartbeat(_job_store(peer_timeout_s), name, sorted(rank_of), peer_timeout_s):
-            yield seat
-    finally:
-        dist.destroy_process_group()
+    _join_group(max(60.0, peer_timeout_s))
+    # Connections of our own: torch's may block while the heartbeat must not.
+    rank_of = _ranks_by_name(_job_store(peer_timeout_s), name, layout)
+    workers = [f"worker{i}" for i in range(layout.num_workers)]
+    plans, rows, dense, answers = _groups(rank_of, workers)
+    seat = Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers)
+    with Heartbeat(_job_store(peer_timeout_s), name, sorted(rank_of), peer_timeout_s):
+        yield seat
+    # Not after an error: taking the groups down would wait for the lost.
+    dist.destroy_process_group()
 
 
 def take_seat(settings: Settings) -> Seat:
@@ -94,5 +107,14 @@ def take_seat(settings: Settings) -> Seat:
     stack = ExitStack()
     timeout_s = settings.get("peer_timeout", 30.0)
     seat = stack.enter_context(connect(layout, settings.get("node", ""), timeout_s))
-    atexit.register(stack.close)
+    atexit.register(_leave, stack)
     return seat
+
+
+def _leave(stack: ExitStack) -> None:
+    """Say good-bye at the end of the process; after an error, just end it."""
+    if hasattr(sys, "last_value"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    stack.close()

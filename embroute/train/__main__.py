@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,15 +43,23 @@ def main(run_file: Path, node: str) -> None:
             name = seat.name
             train_rank(run, seat, folder, _heed_sigterm(name))
     except ValueError as error:
-        click.echo(f"embroute: {name}: {error}", err=True)
-        sys.exit(2)
+        _end(f"{name}: {error}", 2)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"embroute: {name}: {where}{error.strerror or error}", err=True)
-        sys.exit(1)
+        _end(f"{name}: {where}{error.strerror or error}", 1)
     except LostPeerError as error:
-        click.echo(f"embroute: {name}: {error}", err=True)
-        sys.exit(EXIT_CODE)
+        _end(f"{name}: {error}", EXIT_CODE)
+    except Exception:
+        traceback.print_exc()
+        _end(f"{name}: ended by an error of its own, above", 70)
+
+
+def _end(message: str, code: int) -> None:
+    """Leave at once: threads that wait for lost peers must not hold the process back."""
+    click.echo(f"embroute: {message}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+"""Ranks that die, runs that are stopped: everyone ends, nothing is lost, resuming is exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import load_file
+
+from embroute.runtime.checkpoint_files import latest
+from embroute.runtime.seat import names
+
+OPTIONS = ["--workers", "2", "--batch", "64", "--dim", "8", "--hidden", "16", "--held-out", "0"]
+OPTIONS += ["--dtype", "float64"]
+STEPS, EVERY = 240, 40
+Tensors = dict[str, npt.NDArray[np.float64]]
+
+
+def start(folder: Path, *more: str, steps: int = STEPS) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "embroute", "train", *OPTIONS, "--out", str(folder)]
+    command += ["--steps", str(steps), "--checkpoint-every", str(EVERY), *more]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(run: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+    try:
+        output, _ = run.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        raise
+    return run.returncode, output
+
+
+def pid_of(run: subprocess.Popen[str], name: str) -> int:
+    """The process of a rank, found by the launcher's children."""
+    local_rank = f"LOCAL_RANK={names(2, 1).index(name)}".encode()
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    for task in Path(f"/proc/{run.pid}/task").iterdir():
+        children += (task / "children").read_text().split()
+    for child in children:
+        if local_rank in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise ProcessLookupError(name)
+
+
+def wait_for_checkpoint(run: subprocess.Popen[str], folder: Path, seconds: float = 90) -> None:
+    limit = time.monotonic() + seconds
+    while latest(folder / "checkpoints") is None:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < limit, "no checkpoint yet"
+        time.sleep(0.02)
+
+
+def tables(folder: Path) -> Tensors:
+    """Every tensor of the last checkpoint's shard and dense part."""
+    last = latest(folder / "checkpoints")
+    assert last is not None
+    assert last.name == f"step-{STEPS:08d}"
+    found: Tensors = {}
+    for name in ("shard0", "dense"):
+        arrays = load_file(last / f"{name}.safetensors")
+        found |= {f"{name}.{key}": array for key, array in arrays.items() if key != "random"}
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, output = finish(start(folder))
+    assert code == 0, output
+    assert "rows moved" in output
+    return folder
+
+
+def assert_same(mine: Path, other: Path) -> None:
+    own, its = tables(mine), tables(other)
+    assert own.keys() == its.keys()
+    for name, array in own.items():
+        np.testing.assert_array_equal(array, its[name], err_msg=name)
+
+
+def kill_and_resume(folder: Path, name: str, delay_s: float) -> str:
+    run = start(folder, "--restarts", "2", "--peer-timeout", "15")
+    wait_for_checkpoint(run, folder)
+    time.sleep(delay_s)
+    os.kill(pid_of(run, name), signal.SIGKILL)
+    code, output = finish(run)
+    assert code == 0, output
+    return output
+
+
+def test_a_killed_rank_is_restarted_and_the_result_is_the_same(whole: Path, tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, "shard0", 0.1)
+    assert_same(tmp_path, whole)
+
+
+def test_everyone_ends_when_a_rank_dies(tmp_path: Path) -> None:
+    run = start(tmp_path, "--peer-timeout", "10", steps=100_000)
+    wait_for_checkpoint(run, tmp_path)
+    ranks = [pid_of(run, name) for name in names(2, 1)]
+    os.kill(ranks[3], signal.SIGKILL)
+    began = time.monotonic()
+    code, output = finish(run, 30)
+    assert time.monotonic() - began < 10
+    assert code == 128 + signal.SIGKILL, output
+    assert "the run failed: worker1 ended first (signal 9)" in output
+    assert "lost worker1" in output
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+
+
+def test_sigterm_saves_and_resume_goes_on(whole: Path, tmp_path: Path) -> None:
+    run = start(tmp_path)
+    wait_for_checkpoint(run, tmp_path)
+    run.send_signal(signal.SIGTERM)
+    code, output = finish(run, 40)
+    if code == 0:
+        pytest.skip("the run ended before the signal arrived")
+    assert code == 128 + signal.SIGTERM, output
+    assert "go on from its checkpoint with --resume" in output
+    code, output = finish(start(tmp_path, "--resume"))
+    assert code == 0, output
+    # A checkpoint more is a drain more: equal up to the order of sums.
+    own, its = tables(tmp_path), tables(whole)
+    for name, array in own.items():
+        np.testing.assert_allclose(array, its[name], rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_random(whole: Path, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    kill_and_resume(tmp_path, chance.choice(names(2, 1)), chance.random() * 1.5)
+    assert_same(tmp_path, whole)
