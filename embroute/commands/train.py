@@ -37,7 +37,7 @@ OPTIONS = (
     ("shards", "Parameter shards on this machine."),
     ("network", "What the policy knows of the network: a preset or a YAML file."),
     ("tables", "Initial tables: a file that `checkpoint export` wrote."),
-    ("checkpoint-every", "Steps between checkpoints; 0: none but on SIGTERM."),
+    ("checkpoint-every", "Steps between checkpoints; 0: at the end and on SIGTERM only."),
     ("keep", "Checkpoints to keep."),
     ("peer-timeout", "Seconds without a sign of life after which a rank counts as lost."),
     ("out", "Folder of the run: run file, metrics, checkpoints."),

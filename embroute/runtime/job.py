@@ -63,11 +63,11 @@ class Settings(TypedDict, total=False):
     seed: int
     device: str
     compare_with: str
-    checkpoint: Path  # folder of checkpoints
+    checkpoint: Path | str  # folder of checkpoints
     checkpoint_every: int
     keep: int
     resume: bool  # from the newest checkpoint in the folder, if there is one
-    tables: Path  # initial values
+    tables: Path | str  # initial values
     extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
     stop: threading.Event  # asks for a checkpoint and an early end
 
@@ -112,6 +112,14 @@ class Job:
         """What a checkpoint must share with the job."""
         dense = self.model.state_dict()
         return identity_of(self.places, self.optimizer, self.widths.dtype, dense)
+
+
+def check_names(settings: Settings) -> None:
+    """Refuse a setting that nobody reads."""
+    unknown = sorted(set(settings) - set(Settings.__annotations__))
+    if unknown:
+        known = ", ".join(Settings.__annotations__)
+        raise ValueError(f"prepare: unknown setting {unknown[0]!r} (known: {known})")
 
 
 def describe(

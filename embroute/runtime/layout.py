@@ -58,7 +58,7 @@ class Layout:
         else:
             raise ValueError(
                 f"this machine is {node!r}, the run file has nodes {', '.join(self.nodes)}; say "
-                f"which one it is with --node"
+                f"which one it is with --node-name"
             )
         if not 0 <= local_rank < len(ranks):
             raise ValueError(

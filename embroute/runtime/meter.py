@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from embroute.cost import KIND_NAMES
 from embroute.kernels.codes import NUM_KINDS
 from embroute.runtime.script import Block
 
@@ -43,3 +44,13 @@ class Meter:
     def bytes_by_kind(self) -> I64:
         """Row bytes of each kind, all peers together."""
         return sum(self.bytes.values(), np.zeros(NUM_KINDS, np.int64))
+
+    def record(self) -> dict[str, object]:
+        """As JSON: steps, rows and bytes by kind, other bytes, seconds by phase."""
+        return {
+            "steps": self.steps,
+            "rows": dict(zip(KIND_NAMES, self.rows_by_kind.tolist(), strict=True)),
+            "row_bytes": dict(zip(KIND_NAMES, self.bytes_by_kind.tolist(), strict=True)),
+            "other_bytes": dict(self.other_bytes),
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+        }

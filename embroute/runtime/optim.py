@@ -81,7 +81,7 @@ def row_optimizer(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Ro
         if group.get(option):
             raise ValueError(
                 f"{type(optimizer).__name__}({option}={group[option]}): embedding rows are updated "
-                f"only when touched, so {option} must be 0; for weight decay use decay=touched"
+                f"only when touched, so {option} must be 0; prepare(decay=...) decays touched rows"
             )
     for option in ("nesterov", "amsgrad", "maximize"):
         if group.get(option):

@@ -21,6 +21,7 @@ from embroute.policy.plans import start
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
 from embroute.runtime.checkpoint import (
+    Json,
     Position,
     check_identity,
     load_shard,
@@ -38,7 +39,7 @@ from embroute.runtime.checkpoint_files import (
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
 from embroute.runtime.inbox import DRAIN, LOOK, REFILL, SAVE, STEP, STOP, announce, listen
-from embroute.runtime.job import Job, Settings, describe
+from embroute.runtime.job import Job, Settings, check_names, describe
 from embroute.runtime.meter import Meter
 from embroute.runtime.run import Courier, Dense, Run
 from embroute.runtime.saving import WorkerPart, answer, finish, load_state
@@ -74,13 +75,13 @@ class Prepared:
     run: Run | None = None
     shard: Shard | None = None
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor) -> float:
         """Backward pass of the mean loss of this worker's samples; see `Run.backward`."""
-        self._worker.backward(loss)
+        return self._worker.backward(loss)
 
     def held_out(self) -> Iterator[object]:
         """This worker's held-out samples; see `Run.held_out`."""
-        return self._worker.held_out()
+        return iter(()) if self.run is None else self.run.held_out()
 
     @property
     def evaluation_due(self) -> bool:
@@ -124,6 +125,7 @@ def prepare(
     training ends, and the loader that comes back is empty. Only the coordinator reads `loader`.
     Without a `seat` the rank takes its own in the job that torchrun has started.
     """
+    check_names(settings)
     seat = seat or take_seat(settings)
     job = describe(model, optimizer, seat, settings)
     start_from = _agree(job)
@@ -198,9 +200,10 @@ def _saver(job: Job, state: State, random: torch.Tensor) -> Callable[[], None] |
     saving = job.saving
     if saving is None:
         return None
-    position: Position = {"random": [int(byte) for byte in random]}
+    numbers: Json = [int(byte) for byte in random]
 
     def save() -> None:
+        position: Position = {"batches": state.step, "random": numbers}
         finish(saving, job.seat, job.policy.name, job.identity, state, position)
 
     return save
@@ -241,7 +244,7 @@ def _serve(job: Job, resume: Resume | None) -> Shard:
             _, heads, where = note.arrays
             shard.serve(Orders.read(heads, where).at(EARLY_PULL))
         elif note.verb == SAVE:
-            folder = partial(job.settings["checkpoint"], int(note.arrays[0].tolist()[0]))
+            folder = partial(Path(job.settings["checkpoint"]), int(note.arrays[0].tolist()[0]))
             answer(seat.answers, [save_shard(folder, store, places, seat.index)])
     return shard
 
@@ -251,7 +254,7 @@ def _initialise(store: ShardStore, job: Job) -> None:
     for table, weight in enumerate(job.weights):
         _fill(store, job, table, weight)
     if "tables" in job.settings:
-        load_tables(job.settings["tables"], store, job.places, job.seat.index)
+        load_tables(Path(job.settings["tables"]), store, job.places, job.seat.index)
 
 
 def _fill(store: ShardStore, job: Job, table: int, weight: torch.Tensor) -> None:
@@ -287,7 +290,7 @@ def _join(job: Job, resume: Resume | None) -> Run:
         part.load(resume.path, resume.same_place)
 
     def save(step: int) -> None:
-        answer(seat.answers, part.save(partial(job.settings["checkpoint"], step)))
+        answer(seat.answers, part.save(partial(Path(job.settings["checkpoint"]), step)))
 
     courier = Courier(seat, rows, job.feed, job.layers)
     run = Run(courier, job.desk, dense, job.rate, save)

@@ -146,7 +146,7 @@ class Dense:
 
     def __init__(self, model: nn.Module, seat: Seat) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.seat = seat
+        self.seat, self.sent_bytes = seat, 0
         state = [p.data for p in model.parameters()] + list(model.buffers())
         self._share(state)
 
@@ -171,6 +171,8 @@ class Dense:
         parts = [*grads, *(part.reshape(-1) for part in extra), tail]
         flat = torch.cat([part.to(dtype) for part in parts])
         self.seat.dense.sum(flat)
+        workers = self.seat.num_workers  # a ring sends every byte but its own share twice
+        self.sent_bytes += 2 * (workers - 1) * flat.nbytes // workers
         sums = list(torch.split(flat, [len(part) for part in parts]))
         used = sums[-1][1:]
         for parameter, grad, count in zip(self.parameters, sums, used.tolist(), strict=False):
@@ -241,20 +243,22 @@ class Run:
 
     def held_out(self) -> Iterator[object]:
         """This worker's held-out samples; where `evaluation_due`, and once after the last step."""
-        item: Ready | None
-        item, self._first_look = self._first_look, None
+        item: Ready = self._first_look or self._courier.ready.get()
+        self._first_look = None
         while not isinstance(item, Looked):
-            item = item or self._courier.ready.get()
             if isinstance(item, Save):
                 self._save(item.step)
             elif isinstance(item, Look):
                 self._desk.begin(self._reading(item.work, item.values, item.work.slot_AT))
                 if item.work.about.num_samples:
                     yield self._courier.feed.part(item.work.dealt)
-            elif not isinstance(item, Looked):
+            else:
                 raise RuntimeError("held_out() was called where no evaluation was due")
-            item = None if not isinstance(item, Looked) else item
+            item = self._courier.ready.get()
         self._desk.reading = None
+        if self.finished:
+            # The thread beside the loop has one more note to take before the process may end.
+            self._courier.ready.get()
 
     def _reading(
         self,
@@ -269,8 +273,10 @@ class Run:
         fields = feed.schema.num_fields
         return Reading(records, slots, work.touch_L, dealt.offsets, fields, dealt.num_samples, ids)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor) -> float:
         """Backward pass of the mean loss of this worker's samples, and every update of rows.
+
+        Returns the mean loss over all workers' samples.
 
         Afterwards the parameters' gradients are those of the whole batch's mean loss, alike on
         all workers: clip them, and step the optimizer.
@@ -287,6 +293,7 @@ class Run:
         if not replicas:
             self._finish(work, grads)
         sums, self.loss = self._dense.sum(replicas, own)
+        self.meter.other_bytes["dense"] = self._dense.sent_bytes
         if replicas:
             # Replicas may leave with the urgent pushes: they are updated before those.
             self._update_replicas(work, sums)
@@ -296,6 +303,7 @@ class Run:
                 f"step {about.step}: the loss is {self.loss}; lower the learning rate, or look "
                 f"for inf and nan in the data"
             )
+        return self.loss
 
     def _finish(self, work: Work, grads: list[Floats]) -> None:
         self.rows.finish(work, grads, self._rate.lr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ def _heed_sigterm(name: str) -> threading.Event:
 
 @click.command()
 @click.argument("run_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--node", default="", help="This machine's name in the run file [its host name].")
+@click.option("--node-name", "node", default="", help="This machine in the run file [its host].")
 def main(run_file: Path, node: str) -> None:
     """Take part in the run that a file describes; started by torchrun or embroute train."""
     name = "a rank"
@@ -41,7 +42,10 @@ def main(run_file: Path, node: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with connect(run.layout(), node, run.peer_timeout) as seat:
             name = seat.name
-            train_rank(run, seat, folder, _heed_sigterm(name))
+            ready = train_rank(run, seat, folder, _heed_sigterm(name))
+            (folder / "ranks").mkdir(exist_ok=True)
+            text = json.dumps(ready.meter.record(), indent=2)
+            (folder / "ranks" / f"{name}.json").write_text(text + "\n")
     except ValueError as error:
         _end(f"{name}: {error}", 2)
     except OSError as error:
