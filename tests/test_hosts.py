@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TESTBED = ROOT.parent / "shared" / "testbed" / "netns.sh"
 NODES = {"shard": ["coordinator", "shard0"], "w0": ["worker0"], "w1": ["worker1"]}
-ADDRESSES = {"shard": "10.77.0.1", "w0": "10.77.0.10", "w1": "10.77.0.11"}
 RUN = """
 data: online-retail(negatives=1)
 policy: vanilla
@@ -53,12 +52,9 @@ def hosts() -> Iterator[None]:
 
 def launch(node: str, run_file: Path) -> subprocess.Popen[str]:
     command = ["bash", str(TESTBED), "exec", node, sys.executable, "-m", "torch.distributed.run"]
-    command += ["--nnodes", "3", "--nproc-per-node", str(len(NODES[node]))]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29400", "--rdzv-id", "job"]
-    command += [
-        "--local-addr",
-        {"shard": "10.77.0.1", "w0": "10.77.0.10", "w1": "10.77.0.11"}[node],
-    ]
+    command += ["--nnodes", "3", "--node-rank", str(list(NODES).index(node))]
+    command += ["--nproc-per-node", str(len(NODES[node]))]
+    command += ["--master-addr", "10.77.0.1", "--master-port", "29400"]
     command += ["-m", "embroute.train", str(run_file), "--node-name", node]
     environment = {**os.environ, "PREFIX": "eh-", "GLOO_SOCKET_IFNAME": "eth0"}
     environment["OMP_NUM_THREADS"] = "1"
@@ -78,7 +74,7 @@ def test_a_job_over_three_hosts_moves_what_it_counts(hosts: None, tmp_path: Path
     before = [sum(int(n) for n in emulated("bytes", node).split()) for node in ("w0", "w1")]
     jobs = {node: launch(node, run_file) for node in NODES}
     for node, job in jobs.items():
-        output, _ = job.communicate(timeout=240)
+        output, _ = job.communicate(timeout=150)
         assert job.returncode == 0, f"{node}: {output[-3000:]}"
     for index, node in enumerate(("w0", "w1")):
         link = sum(int(n) for n in emulated("bytes", node).split()) - before[index]
