@@ -32,7 +32,7 @@ def start(folder: Path, *more: str, steps: int = STEPS) -> subprocess.Popen[str]
     )
 
 
-def finish(run: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+def finish(run: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
     try:
         output, _ = run.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -53,7 +53,7 @@ def pid_of(run: subprocess.Popen[str], name: str) -> int:
     raise ProcessLookupError(name)
 
 
-def wait_for_checkpoint(run: subprocess.Popen[str], folder: Path, seconds: float = 90) -> None:
+def wait_for_checkpoint(run: subprocess.Popen[str], folder: Path, seconds: float = 180) -> None:
     limit = time.monotonic() + seconds
     while latest(folder / "checkpoints") is None:
         assert run.poll() is None, run.communicate()[0]
@@ -106,13 +106,13 @@ def test_a_killed_rank_is_restarted_and_the_result_is_the_same(whole: Path, tmp_
 
 
 def test_everyone_ends_when_a_rank_dies(tmp_path: Path) -> None:
-    run = start(tmp_path, "--peer-timeout", "10", steps=100_000)
+    run = start(tmp_path, "--peer-timeout", "30", steps=100_000)
     wait_for_checkpoint(run, tmp_path)
     ranks = [pid_of(run, name) for name in names(2, 1)]
     os.kill(ranks[3], signal.SIGKILL)
     began = time.monotonic()
-    code, output = finish(run, 30)
-    assert time.monotonic() - began < 10
+    code, output = finish(run, 60)
+    assert time.monotonic() - began < 30
     assert code == 128 + signal.SIGKILL, output
     assert "the run failed: worker1 ended first (signal 9)" in output
     assert "lost worker1" in output
@@ -123,7 +123,7 @@ def test_sigterm_saves_and_resume_goes_on(whole: Path, tmp_path: Path) -> None:
     run = start(tmp_path)
     wait_for_checkpoint(run, tmp_path)
     run.send_signal(signal.SIGTERM)
-    code, output = finish(run, 40)
+    code, output = finish(run, 90)
     if code == 0:
         pytest.skip("the run ended before the signal arrived")
     assert code == 128 + signal.SIGTERM, output
