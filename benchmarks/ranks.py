@@ -1,0 +1,72 @@
+"""Start the ranks of a measurement as processes of their own, and read what each one found."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+TIMEOUT_S = 240
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def environment(rank: int, size: int, address: str, port: int) -> dict[str, str]:
+    """What torchrun would set, and one thread a rank: ranks share the machine's cores."""
+    return os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run_ranks(
+    module: str,
+    case: object,
+    size: int,
+    prefixes: Sequence[Sequence[str]] = (),
+    address: str = "127.0.0.1",
+) -> list[dict[str, object]]:
+    """Run `python -m module CASE` as every rank; each prints a dict as the last line it says.
+
+    `prefixes` are commands to run a rank under, one for each.
+    """
+    port, processes = free_port(), []
+    # As torchrun does: a store that outlives every rank. Within namespaces the first rank has it.
+    store = None if prefixes else TCPStore(address, port, is_master=True, wait_for_workers=False)
+    agent = str(store is not None)
+    command = [sys.executable, "-m", module, json.dumps(case)]
+    with tempfile.TemporaryFile("w+") as errors:
+        for rank in range(size):
+            process = subprocess.Popen(
+                [*(prefixes[rank] if prefixes else ()), *command],
+                env=environment(rank, size, address, port) | {"TORCHELASTIC_USE_AGENT_STORE": agent},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+            processes.append(process)
+        try:
+            said = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        if any(process.returncode for process in processes):
+            errors.seek(0)
+            codes = [process.returncode for process in processes]
+            raise RuntimeError(f"{module} {case}: exit codes {codes}\n{errors.read()[-6000:]}")
+    return [json.loads(text.splitlines()[-1]) for text in said]
