@@ -6,8 +6,9 @@ The contenders train the same dense part on the same samples and differ in where
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -16,8 +17,11 @@ from torch import nn
 
 from benchmarks import workload
 from benchmarks.workload import Case, Clock, dense_model, dense_samples, loss_of, sum_gradients
+from embroute.data.batch import Batch
 from embroute.kernels.rows import Floats, Hyper, gather, sgd
 from embroute.models.samples import Samples
+from embroute.runtime.inbox import Note
+from embroute.runtime.shard import Shard
 
 Result = dict[str, object]
 
@@ -87,11 +91,12 @@ def embroute(case: Case) -> Result:
 
     model = workload.new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LR)
-    # The stream is in memory before the first step, as it is for the others.
-    items = list(workload.stream(case)) if _is_coordinator() else []
-    ready = embroute.prepare(model, optimizer, items, policy=case.policy, cache=case.cache)
     clock = Clock(case.warmup)
+    items: Iterable[Batch] = Drawn(case, clock) if os.environ["RANK"] == "0" else []
+    _tick_at_steps(clock)
+    ready = embroute.prepare(model, optimizer, items, policy=case.policy, cache=case.cache)
     for samples in ready.loader:
+        assert isinstance(samples, Samples)
         optimizer.zero_grad()
         ready.backward(loss_of(model, samples))
         optimizer.step()
@@ -102,10 +107,27 @@ def embroute(case: Case) -> Result:
     return clock.result() | {"spent_ms": spent, "rows": rows}
 
 
-def _is_coordinator() -> bool:
-    from os import environ
+class Drawn:
+    """The coordinator's loader: in memory before the first step, as the others' samples are."""
 
-    return environ["RANK"] == "0"
+    def __init__(self, case: Case, clock: Clock) -> None:
+        self._items, self._clock = list(workload.stream(case)), clock
+
+    def __iter__(self) -> Iterator[Batch]:
+        for item in self._items:
+            self._clock.tick()
+            yield item
+
+
+def _tick_at_steps(clock: Clock) -> None:
+    """Let a shard's clock count its steps: it serves within `prepare`."""
+    step = Shard.step
+
+    def ticking(shard: Shard, note: Note) -> None:
+        step(shard, note)
+        clock.tick()
+
+    setattr(Shard, "step", ticking)  # noqa: B010
 
 
 class Sharded(nn.Module):

@@ -48,13 +48,13 @@ def run_ranks(
     port, processes = free_port(), []
     # As torchrun does: a store that outlives every rank. Within namespaces the first rank has it.
     store = None if prefixes else TCPStore(address, port, is_master=True, wait_for_workers=False)
-    agent = str(store is not None)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": str(store is not None)}
     command = [sys.executable, "-m", module, json.dumps(case)]
     with tempfile.TemporaryFile("w+") as errors:
         for rank in range(size):
             process = subprocess.Popen(
                 [*(prefixes[rank] if prefixes else ()), *command],
-                env=environment(rank, size, address, port) | {"TORCHELASTIC_USE_AGENT_STORE": agent},
+                env=environment(rank, size, address, port) | agent,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

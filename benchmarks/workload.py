@@ -43,8 +43,10 @@ def source() -> SyntheticSource:
     preset = PRESETS["criteo-kaggle"]
     sides = ("u", "i")
     rows = [len(part) for part in np.array_split(np.arange(NUM_ROWS), NUM_TABLES)]
-    laws = [law(one.name, count, sides[i % 2]) for i, (one, count) in enumerate(
-        zip(preset.fields, rows, strict=True))]
+    laws = [
+        law(one.name, count, sides[i % 2])
+        for i, (one, count) in enumerate(zip(preset.fields, rows, strict=True))
+    ]
     return SyntheticSource(replace(preset, fields=tuple(laws)), preset.knobs)
 
 
@@ -102,7 +104,7 @@ def sum_gradients(model: nn.Module) -> None:
     flat = torch.cat([grad.reshape(-1) for grad in grads])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+    for grad, part in zip(grads, torch.split(flat, [g.numel() for g in grads]), strict=True):
         grad.copy_(part.reshape(grad.shape))
 
 

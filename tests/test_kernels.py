@@ -19,6 +19,7 @@ from embroute.kernels.caches import (
 )
 from embroute.kernels.distinct import distinct
 from embroute.kernels.memory import places
+from embroute.kernels.places import locate, number_touches
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policy.sync.on_demand import coming_home
@@ -213,3 +214,32 @@ def test_tally(seed: int) -> None:
     np.add.at(expected_bytes, at, sizes[moves.record, moves.arena])
     assert np.array_equal(rows, expected)
     assert np.array_equal(sizes_moved, expected_bytes)
+
+
+@few
+@given(seeds)
+def test_locate(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shards, sizes = int(rng.integers(1, 5)), rng.integers(1, 9, rng.integers(1, 6))
+    first_T, rows = np.concatenate([[0], np.cumsum(sizes)]), np.arange(sizes.sum())
+    rng.shuffle(rows)
+    before_KT = rng.integers(0, 99, (shards, len(sizes)))
+    table = np.searchsorted(first_T, rows, side="right") - 1
+    expected = before_KT[rows % shards, table] + (rows - first_T[table]) // shards
+    np.testing.assert_array_equal(locate(rows, first_T, before_KT), expected)
+
+
+@few
+@given(seeds)
+def test_number_touches(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    workers, arenas, count = (int(rng.integers(1, high)) for high in (5, 4, 40))
+    worker_T, slot_T = (rng.integers(0, n, count).astype(np.int32) for n in (workers, 99))
+    arena_T, mode_T = (rng.integers(0, n, count).astype(np.uint8) for n in (arenas, 4))
+    first_slot_WA = rng.integers(0, 50, (workers, arenas))
+    first, number_T, slots = number_touches(worker_T, arena_T, mode_T, slot_T, first_slot_WA)
+    box_T = (worker_T * arenas + arena_T) * 2 + ~np.isin(mode_T, (codes.EXCLUSIVE, codes.LOCAL))
+    order = np.argsort(box_T, kind="stable")
+    np.testing.assert_array_equal(first, np.searchsorted(box_T[order], range(len(first))))
+    np.testing.assert_array_equal(number_T[order] + first[box_T[order] & ~1], np.arange(count))
+    np.testing.assert_array_equal(slots, (slot_T - first_slot_WA[worker_T, arena_T])[order])

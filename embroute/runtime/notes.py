@@ -147,9 +147,8 @@ def step_notes(
     """Notes of a step for all shards and all workers."""
     order = order_touches(plan, places)
     script = step_script(plan, order.number_T, places)
-    touch_of = plan.touches.touch_of_lookup
-    number_L = np.full(len(touch_of), -1, np.int32)
-    number_L[touch_of >= 0] = order.number_T[touch_of[touch_of >= 0]]
+    # Padding is touch -1: it finds the number behind the last one.
+    number_L = np.append(order.number_T, np.int32(-1))[plan.touches.touch_of_lookup]
     replicas = _replicas(plan, order, places)
     parts = deal(plan.now.batch, plan.touches.sample_order_S, plan.samples_W, feed)
     hits, touched = plan.hits

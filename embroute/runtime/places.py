@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from embroute.kernels.places import locate
 from embroute.policy.setup import Setup
 
 I64 = npt.NDArray[np.int64]
@@ -42,10 +43,7 @@ class Places:
 
     def local(self, rows: I64) -> I64:
         """Number of each row in its shard's arena."""
-        shards, table = self.num_shards, self.setup.table_of(rows)
-        first = self.setup.schema.first_rows[table]
-        lowest = first + (rows - first) % shards  # first row of the table in the same shard
-        return self._before_KT[rows % shards, table] + (rows - lowest) // shards
+        return locate(rows, self.setup.schema.first_rows, self._before_KT)
 
     def rows_of(self, shard: int, table: int) -> I64:
         """Rows of a table that a shard holds, in the order of their numbers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -16,16 +16,15 @@ import numpy.typing as npt
 
 from embroute.kernels.codes import (
     EARLY,
-    EXCLUSIVE,
     GRADIENT,
     LATE,
     LAZY,
-    LOCAL,
     NOTHING,
     NUM_KINDS,
     NUM_RECORDS,
     URGENT,
 )
+from embroute.kernels.places import number_touches
 from embroute.kernels.touches import group
 from embroute.kernels.transfers import Transfers
 from embroute.policy.plan import Plan
@@ -143,39 +142,32 @@ def entries_of(lists: Sequence[Transfers], times: Sequence[I64], places: Places)
     )
 
 
-def _listing(entries: Entries, key: I64, peer: I64, index: I32) -> Listing:
-    """Entries that are sorted by key, as blocks of one key each."""
-    starts = np.flatnonzero(np.diff(key, prepend=-1))
-    block = np.cumsum(np.diff(key, prepend=-1) != 0) - 1
-    heads = np.zeros((len(starts), _HEAD), np.int32)
-    heads[:, 0], heads[:, 1] = entries.time[starts], peer[starts]
-    heads[:, 2], heads[:, 3] = entries.arena[starts], entries.record[starts]
-    kinds = np.bincount(block * NUM_KINDS + entries.kind, minlength=len(starts) * NUM_KINDS)
-    heads[:, 4:-1] = kinds.reshape(-1, NUM_KINDS)
-    heads[:, -1] = heads[:, 4:-1].sum(1)
-    return Listing(heads.ravel(), index)
-
-
-def _pick(entries: Entries, chosen: I64 | slice) -> Entries:
-    return Entries._make(column[chosen] for column in entries)
-
-
 def _listings(
     entries: Entries, owner: I64, peer: I64, index: I32, num_owners: int
 ) -> list[Listing]:
     """Each owner's orders: blocks by time, peer, arena and record."""
-    num_peers = int(peer.max(initial=0)) + 1
-    inner = (entries.arena * NUM_RECORDS + entries.record) & 0xFFFF
-    key = (((owner * NUM_TIMES + entries.time) * num_peers + peer) << 16) + inner
-    order = np.argsort(key, kind="stable")
-    entries = _pick(entries, order)
-    key, owner, peer, index = key[order], owner[order], peer[order], index[order]
-    bounds = np.searchsorted(owner, np.arange(num_owners + 1))
-    listings = []
-    for first, last in pairwise(bounds):
-        part = _pick(entries, slice(first, last))
-        listings.append(_listing(part, key[first:last], peer[first:last], index[first:last]))
-    return listings
+    peers, arenas = (int(column.max(initial=0)) + 1 for column in (peer, entries.arena))
+    shape = (num_owners, NUM_TIMES, peers, arenas, NUM_RECORDS)
+    box = owner
+    for size, column in zip(
+        shape[1:], (entries.time, peer, entries.arena, entries.record), strict=True
+    ):
+        box = box * size + column
+    num_boxes = prod(shape)
+    first, order = group(box.astype(np.int32), num_boxes)
+    full = np.flatnonzero(np.diff(first))
+    kinds = np.bincount(box * NUM_KINDS + entries.kind, minlength=num_boxes * NUM_KINDS)
+    heads = np.empty((len(full), _HEAD), np.int32)
+    heads[:, :4] = np.stack(np.unravel_index(full, shape)[1:], 1)
+    heads[:, 4:-1] = kinds.reshape(-1, NUM_KINDS)[full]
+    heads[:, -1] = heads[:, 4:-1].sum(1)
+    index = index[order]
+    owners = np.arange(num_owners + 1) * (num_boxes // num_owners)
+    blocks, bounds = np.searchsorted(full, owners), first[owners]
+    return [
+        Listing(heads[blocks[i] : blocks[i + 1]].ravel(), index[bounds[i] : bounds[i + 1]])
+        for i in range(num_owners)
+    ]
 
 
 @dataclass(frozen=True)
@@ -207,18 +199,14 @@ class TouchOrder:
 def order_touches(plan: Plan, places: Places) -> TouchOrder:
     """Number the touches as the workers will hold their gradients."""
     touches, arenas = plan.touches, places.num_arenas
-    arena_T = plan.rows.arena_U[touches.unique_T].astype(np.int64)
-    mode_T = plan.decision.mode_T
-    away_T = (mode_T != EXCLUSIVE) & (mode_T != LOCAL)
-    box = (touches.worker_T * arenas + arena_T) * 2 + away_T
-    first, order = group(box.astype(np.int32), places.num_workers * arenas * 2)
-    start = np.repeat(first[:-1:2], np.diff(first[::2]))
-    number_T = np.empty(len(box), np.int32)
-    number_T[order] = np.arange(len(box)) - start
-    slots = (plan.placement.slot_T - places.first_slot_WA[touches.worker_T, arena_T]).astype(
-        np.int32
-    )[order]
-    bounds = first[::2].reshape(-1)
+    first, number_T, slots = number_touches(
+        touches.worker_T,
+        plan.rows.arena_U[touches.unique_T],
+        plan.decision.mode_T,
+        plan.placement.slot_T,
+        places.first_slot_WA,
+    )
+    bounds = first[::2]
     slot_WA = [
         [slots[bounds[w * arenas + a] : bounds[w * arenas + a + 1]] for a in range(arenas)]
         for w in range(places.num_workers)

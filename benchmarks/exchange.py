@@ -1,0 +1,152 @@
+"""The exchange alone: workers and one shard swap messages over shaped links, beside iperf3.
+
+`python -m benchmarks.exchange TESTBED` as root, with the path of the script that makes the links
+(`netns.sh`). Both directions at once, as a phase of a step does; iperf3 --bidir on the same links.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch.distributed as dist
+
+from benchmarks.ranks import run_ranks
+from benchmarks.record import markdown, record
+from embroute.runtime.exchange import GlooChannel
+
+PREFIX, ADDRESS = "xb-", "10.77.0.1"
+TARGET = 0.8
+IPERF_S = 3
+REPEATS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """Messages of one size between every worker and the shard."""
+
+    workers: int
+    size: int
+    swaps: int
+    warmup: int = 5
+
+
+def rank(case: Case) -> dict[str, object]:
+    """Rank 0 is the shard: it swaps with everyone at once, the others with it."""
+    dist.init_process_group("gloo")
+    names = ["shard", *(f"worker{i}" for i in range(case.workers))]
+    group = dist.group.WORLD
+    assert group is not None
+    channel = GlooChannel(group, {name: i for i, name in enumerate(names)})
+    peers = names[1:] if dist.get_rank() == 0 else names[:1]
+    out, into = ([np.zeros(case.size, np.uint8) for _ in peers] for _ in range(2))
+    began = 0.0
+    for swap in range(case.swaps + case.warmup):
+        if swap == case.warmup:
+            began = time.perf_counter()
+        channel.swap(list(zip(peers, out, strict=True)), list(zip(peers, into, strict=True)))
+    spent = time.perf_counter() - began
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"seconds": spent}
+
+
+def testbed(script: str, *arguments: str) -> None:
+    subprocess.run(["bash", script, *arguments], env=_environment(), check=True)
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PREFIX": PREFIX, "GLOO_SOCKET_IFNAME": "eth0", "SHARD_RATE": "10gbit"}
+
+
+def _inside(node: str) -> list[str]:
+    return ["ip", "netns", "exec", PREFIX + node]
+
+
+def swap_mbit(case: Case) -> float:
+    """Mbit/s of one link in each direction, the shard's clock."""
+    prefixes = [_inside("shard"), *(_inside(f"w{i}") for i in range(case.workers))]
+    found = run_ranks("benchmarks.exchange", asdict(case), len(prefixes), prefixes, ADDRESS)
+    seconds = found[0]["seconds"]
+    assert isinstance(seconds, float)
+    return 8e-6 * case.size * case.swaps / seconds
+
+
+def iperf_mbit(workers: int) -> float:
+    """Mbit/s of one link in each direction: the mean of all links at once."""
+    servers: list[subprocess.Popen[bytes]] = []
+    clients: list[subprocess.Popen[str]] = []
+    try:
+        for i in range(workers):
+            command = [*_inside("shard"), "iperf3", "-s", "-1", "-p", str(5201 + i)]
+            servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        time.sleep(1)
+        for i in range(workers):
+            command = ["iperf3", "-c", ADDRESS, "-p", str(5201 + i), "--bidir", "-J", "-O", "1"]
+            command = [*_inside(f"w{i}"), *command, "-t", str(IPERF_S)]
+            clients.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        ends = [json.loads(client.communicate(timeout=60)[0])["end"] for client in clients]
+    finally:
+        for server in servers:
+            server.kill()
+        for client in clients:
+            client.kill()
+    sums = ("sum_received", "sum_received_bidir_reverse")
+    rates = [end[name]["bits_per_second"] for end in ends for name in sums]
+    return 1e-6 * float(np.mean(rates))
+
+
+def measure(script: str, rate: str, workers: int, sizes: Sequence[int]) -> list[list[str]]:
+    """A line for each size; iperf3 and the sizes take turns."""
+    testbed(script, "up", *[rate] * workers)
+    try:
+        reference: list[float] = []
+        found: dict[int, list[float]] = {size: [] for size in sizes}
+        for _ in range(REPEATS):
+            reference.append(iperf_mbit(workers))
+            for size, rates in found.items():
+                rates.append(swap_mbit(Case(workers, size, max(20, 20_000_000 // size // 4))))
+    finally:
+        testbed(script, "down")
+    base = float(np.median(reference))
+    return [
+        [
+            f"{workers} x {rate}",
+            f"{size // 1000}",
+            f"{np.median(rates):.1f}",
+            f"{base:.1f}",
+            f"{np.median(rates) / base:.2f}",
+        ]
+        for size, rates in found.items()
+    ]
+
+
+def main() -> None:
+    if sys.argv[1].startswith("{"):
+        print(json.dumps(rank(Case(**json.loads(sys.argv[1])))))
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    rows = [
+        line
+        for rate in ("0.1gbit", "1gbit")
+        for line in measure(sys.argv[1], rate, 8, (20_000, 60_000, 200_000))
+    ]
+    headings = ["links", "KB", "Mbit/s", "iperf3 Mbit/s", f"share (target {TARGET:g})"]
+    note = (
+        "Every worker and the shard swap one message each way, again and again; Mbit/s of one "
+        "worker's link in one direction, both directions at once, the mean of all links. iperf3 "
+        f"--bidir over all links at once, {IPERF_S} s. Medians of {REPEATS} turns. The shard's own "
+        "link has 10 Gbit/s, so that the workers' links are what is measured."
+    )
+    table = markdown(headings, rows)
+    record("exchange", "The exchange of rows on shaped links", f"{note}\n\n{table}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""A step of training beside TorchRec's: milliseconds beyond the dense part, and where they go.
+
+`python -m benchmarks.training` needs TorchRec in the environment; without it, it measures the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+
+import numpy as np
+
+from benchmarks import workload
+from benchmarks.ranks import run_ranks
+from benchmarks.record import markdown, record
+from benchmarks.workload import Case
+
+Found = list[dict[str, object]]  # what each rank found
+
+CASES: Mapping[str, Case] = {
+    "dense part alone": Case("dense"),
+    "embroute esd(1), cache 100 %": Case("embroute", "esd(1)", 1.0),
+    "embroute esd(1), cache 10 %": Case("embroute", "esd(1)", 0.1),
+    "embroute vanilla, cache 100 %": Case("embroute", "vanilla", 1.0),
+    "embroute vanilla, cache 10 %": Case("embroute", "vanilla", 0.1),
+    "TorchRec table-wise": Case("torchrec", "table-wise"),
+    "TorchRec row-wise": Case("torchrec", "row-wise"),
+}
+EIGHT = Case("embroute", "esd(1)", 0.1, workers=8, batch=128, steps=90, warmup=40)
+DENSE = next(iter(CASES))
+PHASES = {
+    "coordinator": ("decide", "write", "tell"),
+    "shard": ("early", "urgent"),
+    "worker": ("early", "urgent", "update"),
+}
+
+
+def measure(case: Case) -> Found:
+    """All ranks of a case; embroute has a coordinator and a shard beside its workers."""
+    extra = 2 if case.contender == "embroute" else 0
+    return run_ranks("benchmarks.contenders", asdict(case), case.workers + extra)
+
+
+def step_ms(runs: Sequence[Found]) -> float:
+    """Median over all runs' steps, as the last worker saw them."""
+    return float(np.median(np.concatenate([np.array(run[-1]["step_ms"]) for run in runs])))
+
+
+def cpu_ms(runs: Sequence[Found]) -> float:
+    """Processor time of a step, all ranks together."""
+    return float(np.median([sum(float(str(rank["cpu_ms"])) for rank in run) for run in runs]))
+
+
+def table(results: Mapping[str, Sequence[Found]]) -> str:
+    base_ms, base_cpu = step_ms(results[DENSE]), cpu_ms(results[DENSE])
+    beyond = {name: step_ms(runs) - base_ms for name, runs in results.items()}
+    theirs = [ms for name, ms in beyond.items() if name.startswith("TorchRec")]
+    rows = [
+        [
+            name,
+            f"{step_ms(runs):.1f}",
+            f"{beyond[name]:.1f}" if name != DENSE else "",
+            f"{beyond[name] / min(theirs):.2f}" if theirs and name != DENSE else "",
+            f"{cpu_ms(runs):.1f}",
+            f"{cpu_ms(runs) - base_cpu:.1f}" if name != DENSE else "",
+        ]
+        for name, runs in results.items()
+    ]
+    ratio = "of TorchRec's better (target 0.5)"
+    headings = ["contender", "ms/step", "beyond dense", ratio, "CPU ms/step", "CPU beyond dense"]
+    return markdown(headings, rows)
+
+
+def spent(runs: Sequence[Found], rank: int, phase: str) -> str:
+    """Median milliseconds of a phase."""
+    found = []
+    for run in runs:
+        own = run[rank]["spent_ms"]
+        assert isinstance(own, dict)
+        found.append(float(own[phase]))
+    return f"{np.median(found):.1f}"
+
+
+def phases(results: Mapping[str, Sequence[Found]]) -> str:
+    """Wall-clock milliseconds of each phase and step, by role; they include waiting for others."""
+    headings = ["embroute", *(f"{role} {p}" for role, own in PHASES.items() for p in own)]
+    rows = []
+    for name, runs in results.items():
+        if "spent_ms" not in runs[-1][0]:
+            continue
+        cells = [
+            spent(runs, rank, phase) for rank, own in enumerate(PHASES.values()) for phase in own
+        ]
+        moved = np.median([float(str(run[2]["rows"])) for run in runs])
+        rows.append([name, *cells, f"{moved:,.0f}"])
+    return markdown([*headings, "rows moved by a worker"], rows)
+
+
+def coordinator(runs: Sequence[Found]) -> str:
+    """The coordinator's own time at eight workers, beside a step of theirs."""
+    cpu = np.median([float(str(run[0]["cpu_ms"])) for run in runs])
+    name = "esd(1), 8 x 128 x 26, cache 10 %"
+    row = [name, *(spent(runs, 0, phase) for phase in ("decide", "write")), f"{cpu:.1f}"]
+    headings = ["coordinator", "decide ms", "write ms", "CPU ms/step", "workers' step ms"]
+    return markdown(headings, [[*row, f"{step_ms(runs):.1f}"]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    cases = {
+        name: case
+        for name, case in CASES.items()
+        if case.contender != "torchrec" or find_spec("torchrec")
+    }
+    results: dict[str, list[Found]] = {name: [] for name in cases}
+    eight: list[Found] = []
+    for turn in range(given.rounds):
+        for name, case in cases.items():
+            results[name].append(measure(case))
+            print(turn, name, f"{step_ms(results[name]):.1f} ms", flush=True)
+        eight.append(measure(EIGHT))
+    note = (
+        f"DLRM, {workload.NUM_TABLES} tables, {workload.NUM_ROWS:,} rows in all, dim "
+        f"{workload.DIM}, MLPs {workload.HIDDEN}, SGD; 2 workers x 1024 on loopback, one thread a "
+        f"rank; embroute with a shard and a coordinator beside them, on the same cores. Ids: "
+        f"Criteo's laws on tables of equal size. TorchRec without its pipeline, which is for GPUs; "
+        f"its fused optimizer, plans by hand. Medians over the steps after the warm-up of "
+        f"{given.rounds} rounds in which the contenders take turns. CPU: processor time of all "
+        f"ranks, which other users of the machine disturb less."
+    )
+    parts = [note, table(results), "## Where embroute's time goes", phases(results)]
+    parts += ["## The coordinator at eight workers", coordinator(eight)]
+    record("training", "Training beside TorchRec", "\n\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

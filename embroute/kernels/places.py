@@ -1,0 +1,70 @@
+"""Where rows lie: their numbers in their shards, and the order of a worker's touches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.codes import EXCLUSIVE, LOCAL
+from embroute.kernels.jit import kernel
+from embroute.kernels.memory import index
+
+I8 = npt.NDArray[np.int8]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+
+@kernel
+def locate(row_N: I64, first_row_T: I64, before_KT: I64) -> I64:
+    """Number of each row in its shard's arena; row r is kept by shard r mod K.
+
+    `first_row_T` ends with the number of all rows. `before_KT`: rows of earlier tables of the
+    same arena, by shard.
+    """
+    shards, tables = before_KT.shape
+    out = np.empty(len(row_N), np.int64)
+    for i in range(len(row_N)):
+        low, high = 0, tables
+        while high - low > 1:
+            middle = (low + high) // 2
+            if first_row_T[middle] <= row_N[i]:
+                low = middle
+            else:
+                high = middle
+        if shards == 1:
+            out[i] = before_KT[0, low] + row_N[i] - first_row_T[low]
+        else:
+            # Rows of the table before this one in the same shard: one every K rows.
+            number = (row_N[i] - first_row_T[low]) // shards
+            out[i] = before_KT[row_N[i] % shards, low] + number
+    return out
+
+
+@kernel
+def number_touches(
+    worker_T: I32, arena_T: U8, mode_T: npt.NDArray[np.integer], slot_T: I32, first_slot_WA: I64
+) -> tuple[I64, I32, I32]:
+    """Touches by worker and arena, those that are updated on the spot first: a counting sort.
+
+    Returns where each (worker, arena, away) begins, every touch's number within its worker and
+    arena, and in the new order the slots of the arena.
+    """
+    workers, arenas = first_slot_WA.shape
+    first = np.zeros(workers * arenas * 2 + 1, np.int64)
+    box_T = np.empty(len(worker_T), np.int32)
+    for t in range(len(worker_T)):
+        away = mode_T[t] != EXCLUSIVE and mode_T[t] != LOCAL
+        box_T[t] = (worker_T[t] * arenas + arena_T[t]) * 2 + away
+        first[index(box_T[t] + 1)] += 1
+    for box in range(len(first) - 1):
+        first[box + 1] += first[box]
+    filled, number_T = first.copy(), np.empty(len(worker_T), np.int32)
+    slots = np.empty(len(worker_T), np.int32)
+    for t in range(len(worker_T)):
+        box = index(box_T[t])
+        place = index(filled[box])
+        filled[box] += 1
+        number_T[t] = place - first[box & ~1]
+        slots[place] = slot_T[t] - first_slot_WA[worker_T[t], arena_T[t]]
+    return first, number_T, slots
