@@ -33,6 +33,7 @@ from embroute.runtime.wire import Array
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+Whole = npt.NDArray[np.integer]
 
 # When a block moves. The early phase of step t runs beside the compute of step t - 1, the urgent
 # one between their computes. Lazy blocks join the early phase of a later step.
@@ -94,12 +95,12 @@ class Listing(NamedTuple):
 class Entries(NamedTuple):
     """All transfers of a step, one entry each."""
 
-    time: I64
-    worker: I64
-    shard: I64
-    arena: I64
-    record: I64
-    kind: I64
+    time: Whole
+    worker: Whole
+    shard: Whole
+    arena: Whole
+    record: Whole
+    kind: Whole
     at_worker: I32
     at_shard: I32
 
@@ -132,29 +133,29 @@ def entries_of(lists: Sequence[Transfers], times: Sequence[I64], places: Places)
     at_worker = slot - places.first_slot_WA[worker, arena]
     return Entries(
         np.concatenate(times),
-        worker.astype(np.int64),
-        row % places.num_shards,
-        arena.astype(np.int64),
-        record.astype(np.int64),
-        kind.astype(np.int64),
+        worker,
+        (row % places.num_shards).astype(np.int32),
+        arena,
+        record,
+        kind,
         at_worker.astype(np.int32),
         places.local(row).astype(np.int32),
     )
 
 
 def _listings(
-    entries: Entries, owner: I64, peer: I64, index: I32, num_owners: int
+    entries: Entries, owner: Whole, peer: Whole, index: I32, num_owners: int
 ) -> list[Listing]:
     """Each owner's orders: blocks by time, peer, arena and record."""
     peers, arenas = (int(column.max(initial=0)) + 1 for column in (peer, entries.arena))
     shape = (num_owners, NUM_TIMES, peers, arenas, NUM_RECORDS)
-    box = owner
+    box = owner.astype(np.int32)
     for size, column in zip(
         shape[1:], (entries.time, peer, entries.arena, entries.record), strict=True
     ):
-        box = box * size + column
+        box = box * size + column.astype(np.int32, copy=False)
     num_boxes = prod(shape)
-    first, order = group(box.astype(np.int32), num_boxes)
+    first, order = group(box, num_boxes)
     full = np.flatnonzero(np.diff(first))
     kinds = np.bincount(box * NUM_KINDS + entries.kind, minlength=num_boxes * NUM_KINDS)
     heads = np.empty((len(full), _HEAD), np.int32)
