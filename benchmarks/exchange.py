@@ -29,11 +29,11 @@ REPEATS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """Messages of one size between every worker and the shard."""
+    """Messages of some sizes between every worker and the shard: of each size `volume` bytes."""
 
     workers: int
-    size: int
-    swaps: int
+    sizes: Sequence[int]
+    volume: int = 4_000_000
     warmup: int = 5
 
 
@@ -45,16 +45,21 @@ def rank(case: Case) -> dict[str, object]:
     assert group is not None
     channel = GlooChannel(group, {name: i for i, name in enumerate(names)})
     peers = names[1:] if dist.get_rank() == 0 else names[:1]
-    out, into = ([np.zeros(case.size, np.uint8) for _ in peers] for _ in range(2))
-    began = 0.0
-    for swap in range(case.swaps + case.warmup):
+    rates = [_swap_mbit(channel, peers, size, case) for size in case.sizes]
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"mbit": rates}
+
+
+def _swap_mbit(channel: GlooChannel, peers: Sequence[str], size: int, case: Case) -> float:
+    """Mbit/s with each peer in each direction."""
+    out, into = ([np.zeros(size, np.uint8) for _ in peers] for _ in range(2))
+    swaps, began = case.volume // size, 0.0
+    for swap in range(swaps + case.warmup):
         if swap == case.warmup:
             began = time.perf_counter()
         channel.swap(list(zip(peers, out, strict=True)), list(zip(peers, into, strict=True)))
-    spent = time.perf_counter() - began
-    dist.barrier()
-    dist.destroy_process_group()
-    return {"seconds": spent}
+    return 8e-6 * size * swaps / (time.perf_counter() - began)
 
 
 def testbed(script: str, *arguments: str) -> None:
@@ -69,13 +74,13 @@ def _inside(node: str) -> list[str]:
     return ["ip", "netns", "exec", PREFIX + node]
 
 
-def swap_mbit(case: Case) -> float:
-    """Mbit/s of one link in each direction, the shard's clock."""
+def swap_mbit(case: Case) -> list[float]:
+    """Mbit/s of one link in each direction at each size, by the shard's clock."""
     prefixes = [_inside("shard"), *(_inside(f"w{i}") for i in range(case.workers))]
     found = run_ranks("benchmarks.exchange", asdict(case), len(prefixes), prefixes, ADDRESS)
-    seconds = found[0]["seconds"]
-    assert isinstance(seconds, float)
-    return 8e-6 * case.size * case.swaps / seconds
+    rates = found[0]["mbit"]
+    assert isinstance(rates, list)
+    return rates
 
 
 def iperf_mbit(workers: int) -> float:
@@ -106,24 +111,17 @@ def measure(script: str, rate: str, workers: int, sizes: Sequence[int]) -> list[
     """A line for each size; iperf3 and the sizes take turns."""
     testbed(script, "up", *[rate] * workers)
     try:
-        reference: list[float] = []
-        found: dict[int, list[float]] = {size: [] for size in sizes}
+        reference, found = [], []
         for _ in range(REPEATS):
             reference.append(iperf_mbit(workers))
-            for size, rates in found.items():
-                rates.append(swap_mbit(Case(workers, size, max(20, 20_000_000 // size // 4))))
+            found.append(swap_mbit(Case(workers, sizes)))
     finally:
         testbed(script, "down")
     base = float(np.median(reference))
+    rates = np.median(found, 0).tolist()
     return [
-        [
-            f"{workers} x {rate}",
-            f"{size // 1000}",
-            f"{np.median(rates):.1f}",
-            f"{base:.1f}",
-            f"{np.median(rates) / base:.2f}",
-        ]
-        for size, rates in found.items()
+        [f"{workers} x {rate}", f"{size // 1000}", f"{own:.1f}", f"{base:.1f}", f"{own / base:.2f}"]
+        for size, own in zip(sizes, rates, strict=True)
     ]
 
 
