@@ -30,6 +30,7 @@ CASES: Mapping[str, Case] = {
 }
 EIGHT = Case("embroute", "esd(1)", 0.1, workers=8, batch=128, steps=90, warmup=40)
 DENSE = next(iter(CASES))
+PHASE_NOTE = "Wall-clock ms per step over all steps, warm-up and waiting for other ranks included."
 PHASES = {
     "coordinator": ("decide", "write", "tell"),
     "shard": ("early", "urgent"),
@@ -127,12 +128,12 @@ def main() -> None:
         f"DLRM, {workload.NUM_TABLES} tables, {workload.NUM_ROWS:,} rows in all, dim "
         f"{workload.DIM}, MLPs {workload.HIDDEN}, SGD; 2 workers x 1024 on loopback, one thread a "
         f"rank; embroute with a shard and a coordinator beside them, on the same cores. Ids: "
-        f"Criteo's laws on tables of equal size. TorchRec without its pipeline, which is for GPUs; "
+        f"Criteo's laws on tables of equal size. TorchRec in a plain loop, its pipeline not tried; "
         f"its fused optimizer, plans by hand. Medians over the steps after the warm-up of "
         f"{given.rounds} rounds in which the contenders take turns. CPU: processor time of all "
         f"ranks, which other users of the machine disturb less."
     )
-    parts = [note, table(results), "## Where embroute's time goes", phases(results)]
+    parts = [note, table(results), "## Where embroute's time goes", PHASE_NOTE, phases(results)]
     parts += ["## The coordinator at eight workers", coordinator(eight)]
     record("training", "Training beside TorchRec", "\n\n".join(parts))
 
