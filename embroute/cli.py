@@ -10,6 +10,7 @@ import embroute
 from embroute.commands.checkpoint import checkpoint
 from embroute.commands.compare import compare
 from embroute.commands.data import data
+from embroute.commands.predict import predict
 from embroute.commands.report import report
 from embroute.commands.simulate import simulate_command
 from embroute.commands.train import train_command
@@ -24,6 +25,7 @@ def cli() -> None:
 cli.add_command(checkpoint)
 cli.add_command(compare)
 cli.add_command(data)
+cli.add_command(predict)
 cli.add_command(report)
 cli.add_command(simulate_command)
 cli.add_command(train_command)

@@ -1,0 +1,43 @@
+"""`embroute predict`: scores of samples from a trained run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from embroute.commands.job_options import output_file
+
+
+@click.command("predict")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Write a CSV here.")
+@click.option("--data", default="", help="Other data with the same fields [the run's own].")
+@click.option(
+    "--part",
+    default="held-out",
+    show_default=True,
+    help="Of the run's own data: held-out or all.",
+)
+@click.option(
+    "--batch", type=click.IntRange(1), default=4096, show_default=True, help="Samples at a time."
+)
+def predict(run: Path, out: Path, data: str, part: str, batch: int) -> None:
+    """Score samples with the newest checkpoint of RUN, a folder that `embroute train` made.
+
+    The CSV has a line per sample, in the order of the data: score, and label if there is one.
+    """
+    from embroute.train.predict import predictions
+
+    output_file("--out", out)
+    count, partial = 0, out.with_name(out.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for scores, labels in predictions(run, data, part, batch):
+            if not count:
+                file.write("score,label\n" if len(labels) else "score\n")
+            columns = [scores, labels] if len(labels) else [scores]
+            for line in zip(*columns, strict=True):
+                file.write(",".join(f"{value:.9g}" for value in line) + "\n")
+            count += len(scores)
+    partial.replace(out)
+    click.echo(f"written: {out} ({count} samples)", err=True)

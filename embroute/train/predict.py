@@ -1,0 +1,125 @@
+"""Scores of samples from a run's checkpoint, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from embroute.cluster import uniform
+from embroute.data.batch import Batch, Source
+from embroute.data.open import built_in_names, open_source
+from embroute.data.split import split
+from embroute.data.stream import batches
+from embroute.models.catalog import ModelOptions, make_model, table_widths
+from embroute.policy.setup import Setup, dims
+from embroute.runtime.checkpoint import DENSE, check_identity, identity_of, load_shard
+from embroute.runtime.checkpoint_files import find, read_manifest
+from embroute.runtime.feed import Dealt, SampleFeed
+from embroute.runtime.optim import RowOptimizer
+from embroute.runtime.places import Places
+from embroute.runtime.routed import Desk, Reading
+from embroute.runtime.store import ShardStore, Widths
+from embroute.runtime.tables import field_embeddings, replace_fields
+from embroute.train.launch import RUN_FILE
+from embroute.train.rank import CHECKPOINTS
+from embroute.train.run_file import RunFile, read_run_file
+
+F32 = npt.NDArray[np.float32]
+PARTS = ("held-out", "all")
+
+
+def samples_to_score(run: RunFile, data: str, part: str) -> Source:
+    """The run's held-out samples, all of its samples, or other data whose ids mean the same."""
+    if data and data != run.data:
+        in_files = run.data.partition("(")[0] not in built_in_names()
+        if in_files and run.reading().ids != "hash":
+            raise ValueError(
+                f"--data {data}: this run numbered ids as they appear in {run.data}, other files "
+                f"would number them otherwise; train with --ids hash to score them"
+            )
+        return open_source(data, run.reading())
+    source = open_source(run.data, run.reading())
+    held_out = split(source, run.held_out)[1]
+    return held_out if part == "held-out" and held_out is not None else source
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A trained model with all its rows in memory."""
+
+    model: nn.Module
+    feed: SampleFeed
+    desk: Desk
+    store: ShardStore
+    places: Places
+
+    def score(self, batch: Batch) -> F32:
+        """Probabilities of the samples of a batch."""
+        rows = np.maximum(batch.rows, 0)
+        local = self.places.local(rows).astype(np.int32)
+        touch = np.where(batch.rows < 0, -1, np.arange(len(rows))).astype(np.int32)
+        arenas = len(self.store.records)
+        self.desk.begin(
+            Reading(
+                self.store.records,
+                [local] * arenas,
+                touch,
+                batch.offsets,
+                batch.num_fields,
+                len(batch),
+                [],
+            )
+        )
+        dealt = Dealt(len(batch), batch.dense, batch.label, batch.offsets, np.empty(0, np.int64))
+        with torch.no_grad():
+            found: F32 = torch.sigmoid(self.model(self.feed.part(dealt))).float().numpy()
+        return found
+
+
+def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
+    """The model of a run's newest checkpoint."""
+    path = find(folder / CHECKPOINTS)
+    manifest = read_manifest(path)
+    schema = source.schema
+    dim = dims(run.dim, schema)
+    hidden = tuple(int(part) for part in run.hidden.split(",") if part)
+    options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
+    model = make_model(run.model, schema, dim, options).to(getattr(torch, run.dtype))
+    plain = field_embeddings(model)
+    assert plain is not None
+    saved = manifest.identity
+    betas = (saved.settings.get("beta1", 0.9), saved.settings.get("beta2", 0.999))
+    others = {name: saved.settings[name] for name in ("eps", "decay") if name in saved.settings}
+    optimizer = RowOptimizer(saved.optimizer, 0.0, betas=betas, **others)
+    widths = table_widths(run.model, schema, dim)
+    places = Places(Setup(schema, uniform(1, 1), widths, optimizer=saved.optimizer))
+    arena_of = tuple(places.setup.arenas.index(width) for width in widths)
+    desk = Desk(places.setup.arenas, arena_of)
+    replace_fields(model, plain, desk)
+    check_identity(saved, identity_of(places, optimizer, run.dtype, model.state_dict()), path)
+    store = ShardStore(0, places, Widths(places, optimizer, run.dtype), optimizer)
+    load_shard(path, store, places, 0)
+    tensors = load_file(path / DENSE)
+    model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
+    feed = SampleFeed(schema, getattr(torch, run.dtype))
+    return Scorer(model.eval(), feed, desk, store, places)
+
+
+def predictions(folder: Path, data: str, part: str, size: int) -> Iterator[tuple[F32, F32]]:
+    """Scores, and labels where the data has them, batch by batch in the order of the data."""
+    if part not in PARTS:
+        raise ValueError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
+    if not (folder / RUN_FILE).is_file():
+        raise ValueError(f"{folder}: no {RUN_FILE} here; give the folder of a run")
+    run = replace(read_run_file(folder / RUN_FILE), out=str(folder))
+    source = samples_to_score(run, data, part)
+    scorer = load_scorer(run, folder, source)
+    for batch in batches(source, size):
+        yield scorer.score(batch), batch.label

@@ -1,0 +1,55 @@
+"""Scores from a checkpoint are those of the run's own evaluation."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from embroute.cli import cli
+from embroute.runtime.local import run_local
+from embroute.train.launch import RUN_FILE
+from embroute.train.predict import samples_to_score
+from embroute.train.rank import metrics_of, train_rank
+from embroute.train.run_file import RunFile
+
+
+@pytest.mark.parametrize("model", ["deepfm", "dcn"])
+def test_scores_are_those_of_the_last_evaluation(model: str, tmp_path: Path) -> None:
+    run = RunFile(
+        data_options={"limit": 3000},
+        model=model,
+        dim="4",
+        hidden="8",
+        batch=32,
+        steps=20,
+        held_out=0.2,
+        workers=2,
+        shards=2,
+    )
+    run.write(tmp_path / RUN_FILE)
+    run_local(2, 2, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
+    out = tmp_path / "scores.csv"
+    result = CliRunner().invoke(cli, ["predict", str(tmp_path), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    score, label = np.loadtxt(out, delimiter=",", skiprows=1, dtype=np.float32).T
+    expected = json.loads((tmp_path / "summary.json").read_text())["metrics"]
+    found = metrics_of(score, label)
+    assert found["auc"] == pytest.approx(expected["auc"], abs=1e-6)
+    assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-6)
+
+
+def test_other_files_need_ids_that_mean_the_same() -> None:
+    run = RunFile(data="clicks.csv")
+    with pytest.raises(ValueError, match="train with --ids hash"):
+        samples_to_score(run, "others.csv", "all")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["predict", str(tmp_path), "--out", str(tmp_path / "x.csv")])
+    assert isinstance(result.exception, ValueError)
+    assert "no run.yaml here" in str(result.exception)
