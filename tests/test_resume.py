@@ -11,7 +11,21 @@ import pytest
 from embroute.runtime.checkpoint_files import latest, saved
 from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
-from tests.jobs import Batch, Result, Trained, batches, gathered, plain_cached, settings_of, train
+from embroute.runtime.prepare import prepare
+from embroute.runtime.seat import Seat
+from tests.jobs import (
+    Batch,
+    Result,
+    Trained,
+    batches,
+    gathered,
+    loss_of,
+    new_model,
+    optimizers_of,
+    plain_cached,
+    settings_of,
+    train,
+)
 
 STEPS, EVERY = 60, 20
 
@@ -102,3 +116,26 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         ValueError, match="optimizer is adagrad in the checkpoint, sgd in the model"
     ):
         run_local(2, 1, lambda seat: train(seat, stream, "sgd", settings))
+
+
+def epochs(seat: Seat, stream: Sequence[Batch], settings: Settings) -> list[int]:
+    """Steps that each of two passes over the prepared loader gave."""
+    model = new_model()
+    optimizers = optimizers_of("adagrad", model)
+    ready = prepare(model, optimizers, stream, seat, **settings)
+    counts = []
+    for _ in range(2):
+        steps = 0
+        for batch in ready.loader:
+            ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+            steps += 1
+        counts.append(steps)
+    return counts
+
+
+def test_epochs_end_where_they_would_have_ended(tmp_path: Path) -> None:
+    stream, settings = batches(2, STEPS), saving("herald", 2, tmp_path)
+    settings["epochs"], settings["max_steps"] = 2, 40
+    assert run_local(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [40, 0]
+    settings["max_steps"] = 0
+    assert run_local(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [20, 60]

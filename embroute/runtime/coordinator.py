@@ -52,16 +52,16 @@ class Coordinator:
     schedule: Schedule
     held_out: Iterable[object] | None = None
     shadow: Shadow | None = None
-    save: Callable[[], None] | None = None  # make the parts that ranks are told to write one whole
+    save: Callable[[int], None] | None = None  # make what ranks are told to write one whole
+    samples_trained: int = 0  # in all, those before a resume included
     stop: threading.Event = field(default_factory=threading.Event)  # asks for an early end
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
         self.places = Places(self.state.setup)
         self._epoch_ends: list[int] = []  # samples read when each epoch ended
-        self._samples_read = self._epochs_trained = 0
+        self._samples_read = 0
         self._saved = self._looked = -1  # the last step after which it was done
-        self._samples_trained = 0
 
     def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
         """Tell the ranks everything, from the first batch to the stop."""
@@ -105,20 +105,19 @@ class Coordinator:
 
     def _flags(self, plan: Plan) -> int:
         """What the user's loop should know of a step."""
-        self._samples_trained += len(plan.now.batch)
+        before = self.samples_trained
+        self.samples_trained += len(plan.now.batch)
         flags = LOOKS_AFTER if self._looks_after(plan.step + 1) else 0
-        if self._epoch_ends and self._samples_trained >= self._epoch_ends[0]:
-            self._epoch_ends.pop(0)
-            self._epochs_trained += 1
-            # After the last one, more may follow: a checkpoint, an evaluation.
-            flags |= EPOCH_ENDS if self._epochs_trained < self.schedule.epochs else 0
-        return flags
+        # After the last epoch more may follow: a checkpoint, an evaluation.
+        ends = self._epoch_ends[: self.schedule.epochs - 1]
+        ended = any(before < end <= self.samples_trained for end in ends)
+        return flags | (EPOCH_ENDS if ended else 0)
 
     def _figures(self, plan: Plan) -> I64:
         """Bytes over every worker's link, and row bytes in all: of this policy, and of another."""
         moved = traffic(plan, self.state.setup)
         link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
-        other = self.shadow.step(plan.now.batch) if self.shadow else 0
+        other = self.shadow.step(plan.now) if self.shadow else 0
         return np.array([*link_W, moved.bytes_WKIP.sum(), other], np.int64)
 
     def _looks_after(self, done: int) -> bool:
@@ -151,7 +150,7 @@ class Coordinator:
         about = np.array([self.state.step], np.int64)
         self._tell(SAVE, [[about] for _ in self.seat.peers])
         began = time.perf_counter()
-        self.save()
+        self.save(self.samples_trained)
         self.meter.seconds["save"] += time.perf_counter() - began
 
     def refill(self) -> None:

@@ -186,6 +186,7 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
         job.settings.get("held_out"),
         Shadow(job.settings["compare_with"], setup) if "compare_with" in job.settings else None,
         _saver(job, state, random),
+        _samples_before(resume),
         job.settings.get("stop") or threading.Event(),
     )
     coordinator.greet(shape)
@@ -195,18 +196,23 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
     return coordinator.meter
 
 
-def _saver(job: Job, state: State, random: torch.Tensor) -> Callable[[], None] | None:
+def _saver(job: Job, state: State, random: torch.Tensor) -> Callable[[int], None] | None:
     """How the coordinator completes a checkpoint."""
     saving = job.saving
     if saving is None:
         return None
     numbers: Json = [int(byte) for byte in random]
 
-    def save() -> None:
-        position: Position = {"batches": state.step, "random": numbers}
+    def save(samples: int) -> None:
+        position: Position = {"batches": state.step, "samples": samples, "random": numbers}
         finish(saving, job.seat, job.policy.name, job.identity, state, position)
 
     return save
+
+
+def _samples_before(resume: Resume | None) -> int:
+    """Samples that were trained before the checkpoint."""
+    return 0 if resume is None else int(str(read_position(resume.path)["samples"]))
 
 
 def _random_state(path: Path) -> torch.Tensor:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from embroute.data.batch import Batch
-from embroute.data.window import Horizon
+from embroute.data.window import Indexed, Window
 from embroute.policy.catalog import make_policy
 from embroute.policy.decide import advance, plan_step
 from embroute.policy.plan import traffic
@@ -16,31 +13,21 @@ from embroute.policy.setup import Setup
 
 
 class Shadow:
-    """Counts the row bytes of a policy without a hot set, step by step, on the same batches."""
+    """Counts the row bytes of a policy that looks one batch ahead, on the same batches."""
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.policy = make_policy(name)
-        self.state = start(self.policy, replace(setup))
-        self.horizon = Horizon(setup.schema.num_rows, self.policy.lookahead)
+        if self.policy.lookahead > 1 or self.policy.regroup is not None:
+            raise ValueError(f"compare_with={name!r}: only policies without window and hot set")
+        self.state = start(self.policy, setup)
         self.failed = False
 
-    def step(self, batch: Batch) -> int:
-        """Row bytes of the batch that has just become complete; 0 while the window fills."""
+    def step(self, now: Indexed) -> int:
+        """Row bytes of a step whose batch is already indexed."""
         if self.failed:
             return 0
-        self.horizon.push(batch)
-        return self._decide() if self.horizon.full else 0
-
-    def rest(self) -> int:
-        """Row bytes of the batches that are still in the window."""
-        total = 0
-        while not self.failed and not self.horizon.empty:
-            total += self._decide()
-        return total
-
-    def _decide(self) -> int:
         try:
-            plan = plan_step(self.policy, self.horizon.pop(), self.state)
+            plan = plan_step(self.policy, Window(now.step, now, ()), self.state)
         except ValueError:
             self.failed = True  # a cache that is enough for one policy may be too small for it
             return 0
