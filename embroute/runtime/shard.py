@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from embroute.kernels.codes import GRADIENT
 from embroute.runtime.exchange import Channel
 from embroute.runtime.inbox import Note
 from embroute.runtime.meter import Meter
-from embroute.runtime.parcels import Item, Parcel, Pending, parcel_bytes, unwrap
+from embroute.runtime.parcels import Buffers, Item, Parcel, Pending, parcel_bytes, unwrap
 from embroute.runtime.script import (
     EARLY_LEAVE,
     EARLY_PULL,
@@ -38,6 +36,7 @@ class Shard:
         self._lazy: Pending[Item] = Pending()
         self._leaving: Pending[Item] = Pending()
         self._urgent: list[Item] = []
+        self._buffers = Buffers()
 
     def step(self, note: Note) -> None:
         """Both phases before a step: updates come in, then rows go out."""
@@ -77,7 +76,9 @@ class Shard:
             for worker in range(len(self.workers))
         ]
         mine = [(worker, own) for worker, own in mine if own]
-        buffers = [np.empty(parcel_bytes(own, self.widths), np.uint8) for _, own in mine]
+        buffers = [
+            self._buffers.take("in", worker, parcel_bytes(own, self.widths)) for worker, own in mine
+        ]
         receives = [(self.workers[w], data) for (w, _), data in zip(mine, buffers, strict=True)]
         self.channel.swap([], receives)
         parcels = [
@@ -111,13 +112,14 @@ class Shard:
     def _send(self, blocks: Sequence[Block]) -> None:
         sends = []
         for worker, name in enumerate(self.workers):
-            parts = []
-            for block in (block for block in blocks if block.peer == worker):
-                rows = self.store.read(block)
+            items = _items(0, [block for block in blocks if block.peer == worker])
+            if not items:
+                continue
+            message = self._buffers.take("out", worker, parcel_bytes(items, self.widths))
+            for (_, block), rows in unwrap(items, message, self.widths).blocks:
+                self.store.read(block, rows)
                 self.meter.block(block, rows.nbytes)
-                parts.append(rows.reshape(-1).view(np.uint8))
-            if parts:
-                sends.append((name, parts[0] if len(parts) == 1 else np.concatenate(parts)))
+            sends.append((name, message))
         self.channel.swap(sends, [])
 
 

@@ -49,11 +49,9 @@ class ShardStore:
             self.records.append(records)
         self._place = [np.full(count, -1, np.int32) for count in counts]
 
-    def read(self, block: Block) -> Floats:
+    def read(self, block: Block, out: Floats) -> None:
         """The rows of a pull."""
-        out = np.empty((len(block.where), self.widths.columns(block)), self.widths.dtype)
         gather(self.records[block.arena], block.where, out)
-        return out
 
     def write(self, block: Block, rows: Floats) -> None:
         """Records that come home, or deltas that are added."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from embroute.kernels.rows import Floats
 from embroute.runtime.exchange import Channel
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import Work
-from embroute.runtime.parcels import Item, Pending, Staged, parcel_bytes, unwrap, wrap
+from embroute.runtime.parcels import Buffers, Item, Pending, Staged, parcel_bytes, unwrap, wrap
 from embroute.runtime.script import (
     EARLY_LEAVE,
     EARLY_PULL,
@@ -44,6 +42,7 @@ class Rows:
         self._lazy: Pending[Staged] = Pending()
         self._leaving: Pending[Staged] = Pending()
         self._urgent: list[Staged] = []
+        self._buffers = Buffers()
         self._rates: dict[int, float] = {}
 
     def early(self, step: int, orders: Orders) -> None:
@@ -89,7 +88,7 @@ class Rows:
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        return [rows for _, rows in self._receive([], blocks)]
+        return [rows.copy() for _, rows in self._receive([], blocks)]
 
     def refill(self, orders: Orders) -> None:
         """Put copies back into their slots."""
@@ -116,7 +115,7 @@ class Rows:
             items = [Item(0, block) for block in pulls if block.peer == shard]
             if items:
                 size = parcel_bytes(items, self.widths)
-                receives.append((name, np.empty(size, np.uint8)))
+                receives.append((name, self._buffers.take("in", shard, size)))
                 expected.append(items)
         self.channel.swap(sends, receives)
         arrived = [
