@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.cluster import open_cluster
-from embroute.theory import Draws, best_hot, expected_distinct, hot_threshold, predict_hot
+from embroute.theory.hot import Draws, best_hot, expected_distinct, hot_threshold, predict_hot
 
 steady = settings(deadline=None, derandomize=True)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from embroute.config import Size
 from embroute.kernels.codes import VALUE_STATE
 from embroute.policy.setup import Setup
-from embroute.theory import Draws, best_hot
+from embroute.theory.hot import Draws, best_hot
 
 I64 = npt.NDArray[np.int64]
 

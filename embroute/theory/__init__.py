@@ -1,0 +1,1 @@
+"""Expected communication from access counts alone."""

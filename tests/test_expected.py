@@ -1,0 +1,133 @@
+"""Expected traffic beside the simulator's, on independent draws: within five per cent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from embroute.cluster import open_cluster
+from embroute.config import Size
+from embroute.data.arrays import ArraySource
+from embroute.data.batch import Batch
+from embroute.data.schema import Field, Schema, Table
+from embroute.policy.catalog import make_policy
+from embroute.policy.setup import Setup
+from embroute.simulate import Job, begin, measure
+from embroute.theory import expected
+from embroute.theory.expected import Demand, Expected, Hot, Law
+
+SIZES, EXPONENTS = (1500, 8000, 400, 3000), (1.05, 0.8, 0.0, 1.3)
+WORKERS, SAMPLES, STEPS, WARMUP = 4, 64, 352, 160
+
+
+def drawn() -> tuple[ArraySource, tuple[Law, ...]]:
+    """Samples of four independent fields, and the law of every row."""
+    rng, columns, laws, first = np.random.default_rng(5), [], [], 0
+    count = WORKERS * SAMPLES * (STEPS + 40)
+    for size, exponent in zip(SIZES, EXPONENTS, strict=True):
+        p = rng.permutation(np.arange(1, size + 1.0) ** -exponent)
+        p /= p.sum()
+        columns.append(first + rng.choice(size, count, p=p))
+        laws.append(Law(p, np.ones(size)))
+        first += size
+    rows = np.stack(columns, 1).reshape(-1).astype(np.int64)
+    schema = Schema(
+        tuple(Table(f"t{i}", size) for i, size in enumerate(SIZES)),
+        tuple(Field(f"f{i}", i) for i in range(len(SIZES))),
+    )
+    none = np.zeros(0, np.float32)
+    batch = Batch(rows, np.arange(len(rows) + 1), none.reshape(count, 0), none, len(SIZES))
+    return ArraySource(schema, batch), tuple(laws)
+
+
+SOURCE, LAWS = drawn()
+DEMAND = Demand(LAWS, (1.0,) * len(SIZES), SAMPLES, WORKERS)
+
+
+def job(share: float) -> Job:
+    # Wide rows: FAE keeps every table below 1 MB on all workers.
+    setup = Setup(
+        SOURCE.schema, open_cluster("dc-4"), 1024, WORKERS * SAMPLES, cache=Size(share, "share")
+    )
+    return Job(SOURCE, setup, STEPS, WARMUP)
+
+
+def simulated(policy: str, share: float) -> Expected:
+    outcome = measure(make_policy(policy), job(share))
+    rows = outcome.traffic.rows_WKIP.sum((0, 1, 3)) / (outcome.steps * WORKERS)
+    miss, stale, update, evict = rows.tolist()
+    return Expected(miss, stale, update, evict, outcome.traffic.hot_rows / outcome.steps)
+
+
+def close(found: Expected, counted: Expected, kinds: tuple[str, ...]) -> None:
+    for kind in (*kinds, "moved"):
+        assert getattr(found, kind) == pytest.approx(getattr(counted, kind), rel=0.05), kind
+
+
+def test_nocache() -> None:
+    close(expected.nocache(DEMAND), simulated("nocache", 0.2), ("miss", "update"))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_vanilla(share: float) -> None:
+    found = expected.vanilla(DEMAND, share * sum(SIZES))
+    close(found, simulated("vanilla", share), ("miss", "stale", "update"))
+
+
+@pytest.mark.parametrize("bound", [1, 10])
+def test_het(bound: int) -> None:
+    found = expected.het(DEMAND, 0.1 * sum(SIZES), bound)
+    close(found, simulated(f"het({bound})", 0.1), ("miss", "stale", "update", "evict"))
+
+
+def test_het_without_staleness_is_vanilla() -> None:
+    assert expected.het(DEMAND, 900, 0) == expected.vanilla(DEMAND, 900)
+
+
+@pytest.mark.parametrize("policy", ["fae", "scars"])
+def test_hot_sets(policy: str) -> None:
+    text = f"{policy}(hot=1500rows)"
+    hot_R = begin(make_policy(text), job(0.2)).hot_R
+    hot = Hot(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
+    share = expected.free_share(DEMAND, hot)
+    assert 0.05 < share < 0.6
+    found = expected.scars(DEMAND, hot)
+    if policy == "fae":
+        room = 0.2 * sum(SIZES) - hot_R.sum()
+        found = expected.fae(DEMAND, hot, room, (16 * (1 - share), 16 * share))
+    close(found, simulated(text, 0.2), ("reduced",))
+
+
+def test_classes_are_the_rows_themselves() -> None:
+    law = expected.power_law(300_000, 1.05)
+    p = np.arange(1, 300_001.0) ** -1.05
+    p /= p.sum()
+    assert (law.p_C * law.rows_C).sum() == pytest.approx(1)
+    assert law.rows_C.sum() == 300_000
+    for draws in (100.0, 1e5):
+        found = expected.distinct(Demand((law,), (1.0,), draws, 1))
+        rows = -np.expm1(draws * np.log1p(-p)).sum()
+        assert found == pytest.approx(rows, rel=1e-4)
+    counts = np.array([5, 0, 5, 1])
+    counted = expected.empirical(counts)
+    assert dict(zip(counted.p_C, counted.rows_C, strict=True)) == {0: 1, 1 / 11: 1, 5 / 11: 2}
+
+
+def test_many_rows_take_no_time() -> None:
+    laws = (expected.power_law(34_000_000, 1.1), expected.uniform(10))
+    demand = Demand(laws, (26.0, 1.0), 128, 8)
+    assert 0 < expected.vanilla(demand, 3.4e6).moved < 2 * 27 * 128
+
+
+def test_a_cache_that_holds_everything_never_misses() -> None:
+    found = expected.vanilla(DEMAND, sum(SIZES))
+    assert found.miss == 0
+    # But before every row has come once, it does.
+    young = expected.vanilla(DEMAND, sum(SIZES), age=20)
+    assert young.miss > 0
+    assert young.update == found.update
+    alone = expected.vanilla(Demand(LAWS, DEMAND.lookups, SAMPLES, 1), sum(SIZES))
+    assert alone.stale == pytest.approx(0, abs=1e-9)
+    assert expected.residence(np.array([0.5]), np.array([10.0]), 10) == math.inf
