@@ -18,6 +18,7 @@ from torch import nn
 from embroute.cluster import uniform
 from embroute.config import Size
 from embroute.data.schema import Schema, Table
+from embroute.policy.catalog import make_policy
 from embroute.policy.setup import Setup
 from embroute.runtime.job import Settings
 from embroute.runtime.meter import Meter
@@ -235,6 +236,15 @@ def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> T
             whole[ids] = results[f"shard{shard}"].tables[table]
         tables.append(whole)
     return Trained(tables, results[f"worker{num_workers - 1}"].dense)
+
+
+def size_of(settings: Settings) -> Size:
+    """The cache of a job, in which the reference lines keep everything."""
+    if make_policy(settings["policy"]).unbounded:
+        return Size(1.0, "share")
+    size = settings["cache"]
+    assert isinstance(size, Size)
+    return size
 
 
 def settings_of(policy: str, num_workers: int, cache_share: float = 0.75) -> Settings:

@@ -26,6 +26,7 @@ from embroute.runtime.checkpoint_files import (
     Identity,
 )
 from embroute.runtime.feed import Feed, SampleFeed
+from embroute.runtime.meter import Meter, StepLog
 from embroute.runtime.optim import RowOptimizer, row_optimizer
 from embroute.runtime.places import Places
 from embroute.runtime.routed import Desk, RoutedLayer
@@ -70,6 +71,10 @@ class Settings(TypedDict, total=False):
     tables: Path | str  # initial values
     extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
     stop: threading.Event  # asks for a checkpoint and an early end
+    debug: str  # steps: count what moves step by step; versions: let versions travel with rows
+
+
+DEBUG = ("steps", "versions")
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,11 @@ class Job:
         return Widths(self.places, self.optimizer, dtype)
 
     @property
+    def meter(self) -> Meter:
+        """A meter of this rank."""
+        return Meter(log=StepLog() if self.settings.get("debug") == "steps" else None)
+
+    @property
     def saving(self) -> Saving | None:
         """Where checkpoints go, if anywhere."""
         if "checkpoint" not in self.settings:
@@ -120,6 +130,8 @@ def check_names(settings: Settings) -> None:
     if unknown:
         known = ", ".join(Settings.__annotations__)
         raise ValueError(f"prepare: unknown setting {unknown[0]!r} (known: {known})")
+    if settings.get("debug", DEBUG[0]) not in DEBUG:
+        raise ValueError(f"debug= must be one of {', '.join(DEBUG)}, got {settings['debug']!r}")
 
 
 def describe(

@@ -239,7 +239,7 @@ def _serve(job: Job, resume: Resume | None) -> Shard:
         load_shard(resume.path, store, places, seat.index)
     else:
         _initialise(store, job)
-    shard = Shard(store, widths, seat.rows, seat.workers)
+    shard = Shard(store, widths, seat.rows, seat.workers, job.meter)
     notes = listen(seat.plans)
     while (note := notes.get()).verb != STOP:
         if note.verb == STEP:
@@ -287,7 +287,7 @@ def _join(job: Job, resume: Resume | None) -> Run:
     seat = job.seat
     deltas = job.policy.sync.record == DELTA
     store = CacheStore(seat.index, job.places, job.widths, job.optimizer, deltas)
-    rows = Rows(store, job.widths, seat.rows, seat.shards)
+    rows = Rows(store, job.widths, seat.rows, seat.shards, job.meter)
     dense = Dense(job.model, seat)
     extras = job.settings.get("extras", {})
     own = None if job.policy.exact else store

@@ -116,7 +116,7 @@ class Courier:
 
     def _step(self, note: Note) -> None:
         work = read_work(note.arrays, len(self.rows.widths.values), self.feed)
-        self.rows.meter.other_bytes["notes"] += sum(array.nbytes for array in note.arrays)
+        self.rows.meter.note(work.step, note.nbytes)
         self.rows.early(work.step, work.orders)
         self._wait_for_compute()
         self.rows.urgent(work.step, work.orders)
