@@ -26,6 +26,7 @@ from embroute.runtime.optim import RowWiseAdagrad
 from embroute.runtime.places import Places
 from embroute.runtime.prepare import Prepared, prepare
 from embroute.runtime.seat import Seat
+from embroute.runtime.stamps import Stamps
 from embroute.runtime.tensor_feed import Lookup
 
 torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
@@ -181,6 +182,7 @@ class Result:
     dense: list[npt.NDArray[np.float64]]
     tables: list[npt.NDArray[np.float64]]  # of a shard: its rows of each table
     losses: list[float]
+    stamps: Stamps | None = None
 
 
 def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Settings) -> Result:
@@ -204,7 +206,7 @@ def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Setting
             one.step()
         for schedule in schedules:
             schedule.step()
-    return Result(ready.meter, dense_of(model), _tables(ready, seat), losses)
+    return Result(ready.meter, dense_of(model), _tables(ready, seat), losses, ready.stamps)
 
 
 def _tables(ready: Prepared, seat: Seat) -> list[npt.NDArray[np.float64]]:

@@ -103,7 +103,8 @@ class Job:
     def widths(self) -> Widths:
         """Columns of records."""
         dtype = np.dtype(str(self.weights[0].dtype)[6:])
-        return Widths(self.places, self.optimizer, dtype)
+        stamped = self.settings.get("debug") == "versions"
+        return Widths(self.places, self.optimizer, dtype, stamped)
 
     @property
     def meter(self) -> Meter:
@@ -132,6 +133,8 @@ def check_names(settings: Settings) -> None:
         raise ValueError(f"prepare: unknown setting {unknown[0]!r} (known: {known})")
     if settings.get("debug", DEBUG[0]) not in DEBUG:
         raise ValueError(f"debug= must be one of {', '.join(DEBUG)}, got {settings['debug']!r}")
+    if settings.get("debug") == "versions" and settings.get("resume"):
+        raise ValueError("debug='versions': a checkpoint holds no versions, so it must not resume")
 
 
 def describe(

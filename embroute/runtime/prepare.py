@@ -47,6 +47,7 @@ from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
+from embroute.runtime.stamps import Stamps
 from embroute.runtime.store import CacheStore, ShardStore
 from embroute.runtime.worker import Rows
 
@@ -92,6 +93,12 @@ class Prepared:
     def loss(self) -> float:
         """Mean loss of the last step over all workers' samples."""
         return self._worker.loss
+
+    @property
+    def stamps(self) -> Stamps | None:
+        """With `debug="versions"`: what this rank read, updated or took in; see `audit`."""
+        store = self.run.rows.store if self.run else self.shard.store if self.shard else None
+        return None if store is None else store.stamps
 
     @property
     def is_first_worker(self) -> bool:

@@ -234,6 +234,8 @@ class Run:
             if not isinstance(item, Work):
                 continue
             self.work = item
+            if self.rows.store.stamps is not None:
+                self.rows.store.stamps.read(item.step, item.slot_AT)
             self._desk.begin(self._reading(item, self.rows.store.records, item.slot_AT))
             yield self._courier.feed.part(item.dealt)
             if self._desk.reading is not None:

@@ -47,7 +47,7 @@ class Shard:
     def step(self, note: Note) -> None:
         """Both phases before a step: updates come in, then rows go out."""
         meta, heads, index = note.arrays[:3]
-        step, orders = int(meta[0]), Orders.read(heads, index)
+        step, orders = self._at(int(meta[0])), Orders.read(heads, index)
         self.meter.note(step, note.nbytes)
         began = time.perf_counter()
         waiting = self._lazy.take(step) + self._leaving.take(step)
@@ -67,10 +67,16 @@ class Shard:
     def drain(self, note: Note) -> None:
         """Everything that is still on its way, and every update that workers keep."""
         meta, heads, index = note.arrays[:3]
-        orders = Orders.read(heads, index)
+        step, orders = self._at(int(meta[0])), Orders.read(heads, index)
         waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-        self._land(waiting + items(int(meta[0]), orders.at(URGENT_PUSH)))
+        self._land(waiting + items(step, orders.at(URGENT_PUSH)))
         self._urgent = []
+
+    def _at(self, step: int) -> int:
+        """What lands now is there for the reads of this step."""
+        if self.store.stamps is not None:
+            self.store.stamps.step = step
+        return step
 
     def serve(self, blocks: Sequence[Block]) -> None:
         """Send rows outside of a step."""

@@ -94,7 +94,8 @@ class Rows:
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        return [rows for _, rows in self._receive([], items(0, blocks))]
+        arrived = self._receive([], items(0, blocks))
+        return [rows[:, : self.widths.own_columns(item.block)] for item, rows in arrived]
 
     def refill(self, orders: Orders) -> None:
         """Put copies back into their slots."""
