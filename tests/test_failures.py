@@ -21,7 +21,7 @@ from embroute.runtime.seat import names
 
 OPTIONS = ["--workers", "2", "--batch", "64", "--dim", "8", "--hidden", "16", "--held-out", "0"]
 OPTIONS += ["--dtype", "float64"]
-STEPS, EVERY = 240, 40
+STEPS, EVERY = 600, 40
 Tensors = dict[str, npt.NDArray[np.float64]]
 
 
