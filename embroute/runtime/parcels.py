@@ -25,6 +25,9 @@ class Item(NamedTuple):
     block: Block
 
 
+OUTSIDE = -1  # the step of what no plan orders: evaluations, refills
+
+
 def items(step: int, blocks: Iterable[Block]) -> list[Item]:
     """Blocks of one step."""
     return [Item(step, block) for block in blocks]

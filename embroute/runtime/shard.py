@@ -11,7 +11,7 @@ from embroute.kernels.codes import GRADIENT
 from embroute.runtime.exchange import Channel
 from embroute.runtime.inbox import Note
 from embroute.runtime.meter import Meter
-from embroute.runtime.parcels import Item, Parcel, Pending, items, parcel_bytes, unwrap
+from embroute.runtime.parcels import OUTSIDE, Item, Parcel, Pending, items, parcel_bytes, unwrap
 from embroute.runtime.script import (
     EARLY_LEAVE,
     EARLY_PULL,
@@ -80,7 +80,7 @@ class Shard:
 
     def serve(self, blocks: Sequence[Block]) -> None:
         """Send rows outside of a step."""
-        self._send(items(0, blocks))
+        self._send(items(OUTSIDE, blocks))
 
     def _land(self, expected: Sequence[Item]) -> None:
         """Receive blocks and carry them out: worker by worker, each row's gradients summed."""

@@ -14,7 +14,16 @@ from embroute.kernels.rows import Floats
 from embroute.runtime.exchange import Channel
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import Work
-from embroute.runtime.parcels import Item, Pending, Staged, items, parcel_bytes, unwrap, wrap
+from embroute.runtime.parcels import (
+    OUTSIDE,
+    Item,
+    Pending,
+    Staged,
+    items,
+    parcel_bytes,
+    unwrap,
+    wrap,
+)
 from embroute.runtime.script import (
     EARLY_LEAVE,
     EARLY_PULL,
@@ -94,12 +103,12 @@ class Rows:
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        arrived = self._receive([], items(0, blocks))
+        arrived = self._receive([], items(OUTSIDE, blocks))
         return [rows[:, : self.widths.own_columns(item.block)] for item, rows in arrived]
 
     def refill(self, orders: Orders) -> None:
         """Put copies back into their slots."""
-        self._swap([], items(0, orders.blocks))
+        self._swap([], items(OUTSIDE, orders.blocks))
 
     def _stage(
         self, step: int, blocks: Sequence[Block], grads: Sequence[Floats] = ()
