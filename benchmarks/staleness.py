@@ -33,7 +33,7 @@ BOUNDS = (0, 10, 100, 1000, 10_000)
 class Case:
     """A small click log, and a job that trains on all of it but its end."""
 
-    samples: int = 300_000
+    samples: int = 200_000
     held_out: int = 40_000
     rows: int = 2000  # of a table, at most
     workers: int = 4
