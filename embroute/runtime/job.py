@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,8 +147,11 @@ def describe(
     """Find the tables, take them out of model and optimizer, and size the caches."""
     feed, weights, widths = _tables(model, settings)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    rows, rate = _take_out(weights, optimizers, settings.get("decay", 0.0))
-    policy = make_policy(settings.get("policy", "esd(1)"))
+    decay = settings.get("decay", 0.0)
+    if not 0 <= decay < math.inf:
+        raise ValueError(f"decay= must be at least 0, got {decay:g}")
+    rows, rate = _take_out(weights, optimizers, decay)
+    policy = trainable(settings.get("policy", "esd(1)"))
     setup = Setup(
         feed.schema,
         _cluster(seat, settings),
@@ -169,6 +173,17 @@ def describe(
     return Job(
         seat, settings, feed, policy, setup, rows, rate, weights, desk, layers, model, optimizers
     )
+
+
+def trainable(name: str) -> Policy:
+    """A policy by name; every worker of a job takes part in it."""
+    policy = make_policy(name)
+    if policy.workers != "all":
+        raise ValueError(
+            f"--policy {name!r}: workers={policy.workers} is for compare and simulate; in training "
+            f"leave a worker out by a share of 0, e.g. --quotas 1,1,0"
+        )
+    return policy
 
 
 def _cluster(seat: Seat, settings: Settings) -> Cluster:

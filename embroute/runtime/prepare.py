@@ -42,7 +42,7 @@ from embroute.runtime.inbox import DRAIN, LOOK, REFILL, SAVE, STEP, STOP, announ
 from embroute.runtime.job import Job, Settings, check_names, describe
 from embroute.runtime.meter import Meter
 from embroute.runtime.run import Courier, Dense, Run
-from embroute.runtime.saving import WorkerPart, answer, finish, load_state
+from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
@@ -159,6 +159,7 @@ def _agree(job: Job) -> Resume | None:
     check_identity(manifest.identity, job.identity, Path(told))
     shape = (job.seat.num_workers, job.seat.num_shards, job.policy.name)
     same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
+    same = same and same_caches(Path(told), job.setup)
     return Resume(Path(told), same)
 
 
