@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.staleness import Case
+from benchmarks.staleness import train as train_case
 from embroute.policy.catalog import make_policy
 from embroute.runtime.local import run_local
 from embroute.runtime.stamps import Audit, audit
@@ -68,3 +70,14 @@ def test_versions_change_no_result() -> None:
     second = run()
     for mine, its in zip(first.tables + first.dense, second.tables + second.dense, strict=True):
         np.testing.assert_array_equal(mine, its)
+
+
+def test_auc_of_bounded_staleness() -> None:
+    """One short pass over labels of a known model: below the best, and not far behind exact."""
+    case = Case(40_000, 8_000, rows=100, workers=2, dim=4, cache=0.6)
+    exact, tight, loose = (train_case(case, bound) for bound in (0, 10, 100))
+    assert exact.best_auc == pytest.approx(0.83, abs=0.01)
+    for found in (exact, tight, loose):
+        assert 0.72 < found.auc < found.best_auc
+        assert abs(found.auc - exact.auc) < 0.02
+    assert exact.hits < tight.hits < loose.hits

@@ -147,6 +147,7 @@ class Dense:
     def __init__(self, model: nn.Module, seat: Seat) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.seat, self.sent_bytes = seat, 0
+        self.finite = True  # whether all sums of the last step were
         state = [p.data for p in model.parameters()] + list(model.buffers())
         self._share(state)
 
@@ -171,6 +172,7 @@ class Dense:
         parts = [*grads, *(part.reshape(-1) for part in extra), tail]
         flat = torch.cat([part.to(dtype) for part in parts])
         self.seat.dense.sum(flat)
+        self.finite = bool(flat.sum().isfinite())  # one that is not spoils the sum
         workers = self.seat.num_workers  # a ring sends every byte but its own share twice
         self.sent_bytes += 2 * (workers - 1) * flat.nbytes // workers
         sums = list(torch.split(flat, [len(part) for part in parts]))
@@ -300,10 +302,12 @@ class Run:
             # Replicas may leave with the urgent pushes: they are updated before those.
             self._update_replicas(work, sums)
             self._finish(work, grads)
-        if not math.isfinite(self.loss):
+        if not (self._dense.finite and math.isfinite(self.loss)):
+            finite = math.isfinite(self.loss)
+            what = "the gradients are not finite" if finite else f"the loss is {self.loss}"
             raise ValueError(
-                f"step {about.step}: the loss is {self.loss}; lower the learning rate, or look "
-                f"for inf and nan in the data"
+                f"step {about.step}: {what}; lower the learning rate, or look for inf and nan in "
+                f"the data"
             )
         return self.loss
 

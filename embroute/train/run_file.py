@@ -83,7 +83,7 @@ class RunFile:
         _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
         trainable(self.policy)
         parse_size("--cache", self.cache)
-        workers = self.layout().num_workers
+        workers = self.cluster().num_workers
         shares = self.shares()
         if shares and (len(shares) != workers or not sum(shares)):
             raise ValueError(
