@@ -151,6 +151,28 @@ def test_sigterm_saves_and_resume_goes_on(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sigterm_waits_for_a_slow_checkpoint(tmp_path: Path) -> None:
+    """A shard that does not answer for longer than torch's launcher is patient by itself."""
+    run = start(tmp_path, "--peer-timeout", "120", steps=1_000_000)
+    wait_for_checkpoint(run, tmp_path)
+    shard = pid_of(run, "shard0")
+    os.kill(shard, signal.SIGSTOP)
+    time.sleep(1)
+    before = latest(tmp_path / "checkpoints")
+    run.send_signal(signal.SIGTERM)
+    time.sleep(35)
+    assert run.poll() is None
+    os.kill(shard, signal.SIGCONT)
+    code, output = finish(run, 60)
+    assert code == 128 + signal.SIGTERM, output
+    after = latest(tmp_path / "checkpoints")
+    assert before is not None
+    assert after is not None
+    assert after.name > before.name
+    assert int(after.name[-8:]) % EVERY != 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random(whole: Path, tmp_path: Path, seed: int) -> None:
     """Twenty kills in all, five in each run."""
