@@ -38,6 +38,7 @@ from embroute.runtime.checkpoint_files import (
 )
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
+from embroute.runtime.gather import gather
 from embroute.runtime.inbox import DRAIN, LOOK, REFILL, SAVE, STEP, STOP, announce, listen
 from embroute.runtime.job import Job, Settings, check_names, describe
 from embroute.runtime.meter import Meter
@@ -83,6 +84,14 @@ class Prepared:
     def held_out(self) -> Iterator[object]:
         """This worker's held-out samples; see `Run.held_out`."""
         return iter(()) if self.run is None else self.run.held_out()
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor | None:
+        """All workers' tensors one after the other, at the first worker; elsewhere None.
+
+        Every worker must call it, at the same point of its loop.
+        """
+        parts = gather(self._worker.seat, own.detach().cpu().numpy())
+        return torch.from_numpy(np.concatenate(parts)) if parts else None
 
     @property
     def evaluation_due(self) -> bool:
