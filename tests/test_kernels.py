@@ -19,7 +19,8 @@ from embroute.kernels.caches import (
 )
 from embroute.kernels.distinct import distinct
 from embroute.kernels.memory import places
-from embroute.kernels.places import locate, number_touches
+from embroute.kernels.orders import Spots, locate
+from embroute.kernels.places import number_touches
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policy.sync.on_demand import coming_home
@@ -226,7 +227,10 @@ def test_locate(seed: int) -> None:
     before_KT = rng.integers(0, 99, (shards, len(sizes)))
     table = np.searchsorted(first_T, rows, side="right") - 1
     expected = before_KT[rows % shards, table] + (rows - first_T[table]) // shards
-    np.testing.assert_array_equal(locate(rows, first_T, before_KT), expected)
+    shift = int(rng.integers(0, 4))
+    guess_G = np.searchsorted(first_T, np.arange(0, len(rows) + 1, 1 << shift), side="right") - 1
+    spots = Spots(first_T, before_KT, guess_G.astype(np.int32), shift, np.zeros((1, 1), np.int64))
+    np.testing.assert_array_equal(locate(rows, spots), expected)
 
 
 @few

@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
 
 # An index below 2**32 that is known not to be negative. Every use of a signed one is compiled
 # with a test whether it counts from the end.
@@ -62,3 +62,10 @@ def _prefetch(typing_context: Untyped, array: Untyped, place: Untyped) -> Untype
 # `prefetch(array, (i, j))`: the processor overlaps far more hints than loads that it waits for.
 # A hint about a place outside the array does nothing.
 prefetch = cast(Callable[[Untyped, tuple[int, ...]], None], intrinsic(_prefetch))
+
+
+@inlined
+def prefetch_row(records_NX: Untyped, row: int, columns: int) -> None:
+    """Ask for the first columns of a row of floats, line by line."""
+    for x in range(0, columns, 64 // records_NX.itemsize):
+        prefetch(records_NX, (index(row), index(x)))

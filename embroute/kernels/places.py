@@ -1,4 +1,4 @@
-"""Where rows lie: their numbers in their shards, and the order of a worker's touches."""
+"""The order of a worker's touches."""
 
 from __future__ import annotations
 
@@ -13,32 +13,6 @@ I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-
-
-@kernel
-def locate(row_N: I64, first_row_T: I64, before_KT: I64) -> I64:
-    """Number of each row in its shard's arena; row r is kept by shard r mod K.
-
-    `first_row_T` ends with the number of all rows. `before_KT`: rows of earlier tables of the
-    same arena, by shard.
-    """
-    shards, tables = before_KT.shape
-    out = np.empty(len(row_N), np.int64)
-    for i in range(len(row_N)):
-        low, high = 0, tables
-        while high - low > 1:
-            middle = (low + high) // 2
-            if first_row_T[middle] <= row_N[i]:
-                low = middle
-            else:
-                high = middle
-        if shards == 1:
-            out[i] = before_KT[0, low] + row_N[i] - first_row_T[low]
-        else:
-            # Rows of the table before this one in the same shard: one every K rows.
-            number = (row_N[i] - first_row_T[low]) // shards
-            out[i] = before_KT[row_N[i] % shards, low] + number
-    return out
 
 
 @kernel

@@ -12,10 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.jit import inlined, kernel
+from embroute.kernels.memory import index, prefetch, prefetch_row
 
 Floats = npt.NDArray[np.float32 | np.float64]
 I64 = npt.NDArray[np.int64]
 Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+ROWS_AHEAD = 16  # rows between asking for one and using it: they lie all over memory
 
 
 class Hyper(NamedTuple):
@@ -29,37 +33,54 @@ class Hyper(NamedTuple):
     step: int  # of this update, from 1
 
 
+@inlined
+def _next(records_NX: Floats, index_I: Index, i: int, columns: int) -> int:
+    """Number of the i-th row; asks for one of the rows after it."""
+    later = min(i + ROWS_AHEAD, len(index_I) - 1)
+    prefetch_row(records_NX, index_I[index(later)], columns)
+    return index(index_I[index(i)])
+
+
 @kernel
 def gather(records_NX: Floats, index_I: Index, out_IX: Floats) -> None:
     """Copy the first columns of the named rows."""
+    columns = out_IX.shape[1]
     for i in range(len(index_I)):
-        for x in range(out_IX.shape[1]):
-            out_IX[i, x] = records_NX[index_I[i], x]
+        row = _next(records_NX, index_I, i, columns)
+        for x in range(columns):
+            out_IX[index(i), index(x)] = records_NX[row, index(x)]
 
 
 @kernel
 def scatter(records_NX: Floats, index_I: Index, block_IX: Floats) -> None:
     """Overwrite the first columns of the named rows."""
+    columns = block_IX.shape[1]
     for i in range(len(index_I)):
-        for x in range(block_IX.shape[1]):
-            records_NX[index_I[i], x] = block_IX[i, x]
+        row = _next(records_NX, index_I, i, columns)
+        for x in range(columns):
+            records_NX[row, index(x)] = block_IX[index(i), index(x)]
 
 
 @kernel
 def scatter_add(records_NX: Floats, index_I: Index, block_IX: Floats) -> None:
     """Add to the first columns of the named rows, in the order given."""
+    columns = block_IX.shape[1]
     for i in range(len(index_I)):
-        for x in range(block_IX.shape[1]):
-            records_NX[index_I[i], x] += block_IX[i, x]
+        row = _next(records_NX, index_I, i, columns)
+        for x in range(columns):
+            records_NX[row, index(x)] += block_IX[index(i), index(x)]
 
 
 @kernel
 def sgd(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -> None:
     """value -= lr * gradient."""
+    width = grad_IX.shape[1]
+    lr, decay = records_NX.dtype.type(hyper.lr), records_NX.dtype.type(hyper.decay)
     for i in range(len(index_I)):
-        row = records_NX[index_I[i]]
-        for x in range(grad_IX.shape[1]):
-            row[x] -= hyper.lr * (grad_IX[i, x] + hyper.decay * row[x])
+        row = _next(records_NX, index_I, i, width)
+        for x in range(width):
+            value = records_NX[row, index(x)]
+            records_NX[row, index(x)] = value - lr * (grad_IX[index(i), index(x)] + decay * value)
 
 
 @kernel
@@ -67,7 +88,7 @@ def adagrad(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -
     """State: the sum of squared gradients, element by element."""
     width = grad_IX.shape[1]
     for i in range(len(index_I)):
-        row = records_NX[index_I[i]]
+        row = records_NX[_next(records_NX, index_I, i, 2 * width)]
         for x in range(width):
             grad = grad_IX[i, x] + hyper.decay * row[x]
             row[width + x] += grad * grad
@@ -79,7 +100,7 @@ def rowwise_adagrad(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: 
     """State: one number a row, the sum of mean squared gradients."""
     width = grad_IX.shape[1]
     for i in range(len(index_I)):
-        row = records_NX[index_I[i]]
+        row = records_NX[_next(records_NX, index_I, i, width + 1)]
         squares = 0.0
         for x in range(width):
             grad = grad_IX[i, x] + hyper.decay * row[x]
@@ -98,7 +119,7 @@ def adam(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -> N
     correction2 = 1 - hyper.beta2**hyper.step
     rate = hyper.lr * np.sqrt(correction2) / correction1
     for i in range(len(index_I)):
-        row = records_NX[index_I[i]]
+        row = records_NX[_next(records_NX, index_I, i, 3 * width)]
         for x in range(width):
             grad = grad_IX[i, x] + hyper.decay * row[x]
             first, second = row[width + x], row[2 * width + x]
@@ -143,16 +164,19 @@ def _real(touch_L: npt.NDArray[np.int32], start: int, stop: int) -> int:
 
 
 @kernel
-def pool(records_NX: Floats, slot_T: npt.NDArray[np.int32], bags: Bags, out_BX: Floats) -> None:
+def pool(values_TX: Floats, bags: Bags, out_BX: Floats) -> None:
     """Sum, or mean, of the rows of each bag; nothing but padding gives zeros."""
     touch_L, offsets_B = bags.touch_L, bags.offsets_B
     for b in range(len(out_BX)):
         bag = _bag(bags, b)
         start, stop = offsets_B[bag], offsets_B[bag + 1]
+        if stop - start == 1 and touch_L[start] >= 0:
+            out_BX[b] = values_TX[touch_L[start]]
+            continue
         out_BX[b] = 0
         for i in range(start, stop):
             if touch_L[i] >= 0:
-                _add(out_BX[b], records_NX[slot_T[touch_L[i]]], 1.0)
+                _add(out_BX[b], values_TX[touch_L[i]], 1.0)
         if bags.mean:
             out_BX[b] /= max(1, _real(touch_L, start, stop))
 
@@ -179,6 +203,7 @@ def merge(index_I: Index, block_IX: Floats, place_N: npt.NDArray[np.int32], out_
     distinct = np.empty(len(index_I), np.int64)
     count = 0
     for i in range(len(index_I)):
+        prefetch(place_N, (index(index_I[index(min(i + ROWS_AHEAD, len(index_I) - 1))]),))
         place = place_N[index_I[i]]
         if place < 0:
             place = count

@@ -28,6 +28,7 @@ Axes: S samples, W workers, B places on a shortlist.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,13 +92,18 @@ def _first_prices(cost_SW: Floats, quota_W: Counts) -> Floats:
     few = samples // COARSENING
     if few <= workers // 2:
         return np.zeros(workers)
-    # One at random of every four neighbours: no drift or period in the samples misleads it.
-    rng = np.random.default_rng([0, few])
-    few_SW = cost_SW[np.arange(few) * COARSENING + rng.integers(COARSENING, size=few)]
+    few_SW = np.take(cost_SW, _picked(few), 0)
     few_quota_W = np.diff(np.cumsum(quota_W) * few // samples, prepend=0)
     price_W = _first_prices(few_SW, few_quota_W)
     _solve(few_SW, few_quota_W, price_W)
     return price_W
+
+
+@lru_cache(maxsize=32)
+def _picked(count: int) -> NDArray[np.int64]:
+    """One at random of every four neighbours: no drift or period in the samples misleads it."""
+    rng = np.random.default_rng([0, count])
+    return np.arange(count) * COARSENING + rng.integers(COARSENING, size=count)
 
 
 def _solve(cost_SW: Floats, quota_W: Counts, price_W: Floats) -> tuple[NDArray[np.int32], int]:

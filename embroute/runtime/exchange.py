@@ -25,8 +25,24 @@ class LostPeerError(RuntimeError):
     """Another rank is gone, or cannot be reached."""
 
 
+class Posted(Protocol):
+    """Messages on their way."""
+
+    def wait(self) -> None:
+        """Return when every one has left or arrived."""
+        ...
+
+
 class Channel(Protocol):
     """Point-to-point messages whose sizes both ends know, and sums over the channel's ranks."""
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Posted:
+        """Begin to send and receive; messages between two ranks arrive in the order posted.
+
+        Their bytes must be left alone until `wait` returns. Posting a phase before the one ahead
+        of it is done keeps links busy.
+        """
+        ...
 
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Send and receive all messages; returns when every one has left or arrived."""
@@ -38,29 +54,47 @@ class Channel(Protocol):
 
 
 @dataclass(frozen=True)
+class GlooPosted:
+    """Handles of Gloo's, each with its peer; none may be dropped before it was waited for."""
+
+    waiting: list[tuple[str, dist.Work]]
+
+    def wait(self) -> None:
+        """Wait for each."""
+        for peer, work in self.waiting:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
+
+
+@dataclass(frozen=True)
 class GlooChannel:
     """A process group of torch.distributed."""
 
     group: dist.ProcessGroup
     rank_of: dict[str, int]
 
-    def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Posted:
         """Receives are posted first: a send is complete only once its receive was posted."""
-        waiting: list[tuple[str, dist.Work | None]] = []
+        waiting: list[tuple[str, dist.Work]] = []
         peer = ""
         try:
             for peer, data in receives:
                 source = self.rank_of[peer]
-                waiting.append((peer, dist.irecv(torch.from_numpy(data), source, self.group)))
+                work = self.group.recv([torch.from_numpy(data)], source, 0)
+                waiting.append((peer, work))
             for peer, data in sends:
                 goal = self.rank_of[peer]
-                waiting.append((peer, dist.isend(torch.from_numpy(data), goal, self.group)))
-            for name, work in waiting:
-                peer = name
-                if work is not None:
-                    work.wait()
+                work = self.group.send([torch.from_numpy(data)], goal, 0)
+                waiting.append((peer, work))
         except RuntimeError as error:
             raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
+        return GlooPosted(waiting)
+
+    def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Post everything, and wait for it."""
+        self.post(sends, receives).wait()
 
     def sum(self, flat: torch.Tensor) -> None:
         """One all-reduce of a flat tensor."""
@@ -106,12 +140,19 @@ class LocalChannel:
     me: str
     members: tuple[str, ...] = ()
 
-    def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Messages are copied into the other rank's mailbox."""
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Posted:
+        """Messages are copied into the other rank's mailbox at once; `wait` takes them out."""
         for peer, data in sends:
             self.hub.box(self.name, self.me, peer).put(data.copy())
-        for peer, data in receives:
-            data[:] = self._take(peer, len(data))
+        return LocalPosted(self, receives)
+
+    def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Post everything, and wait for it."""
+        self.post(sends, receives).wait()
+
+    def take(self, peer: str, data: Bytes) -> None:
+        """Wait for the next message of a peer."""
+        data[:] = self._take(peer, len(data))
 
     def _take(self, peer: str, size: int) -> Bytes:
         box = self.hub.box(self.name, peer, self.me)
@@ -137,3 +178,16 @@ class LocalChannel:
             self.swap([], [(peer, other.numpy().view(np.uint8))])
             flat += other
         self.swap([(peer, data) for peer in self.members[1:]], [])
+
+
+@dataclass(frozen=True)
+class LocalPosted:
+    """Messages that a rank of the same process waits for."""
+
+    channel: LocalChannel
+    receives: Sequence[Message]
+
+    def wait(self) -> None:
+        """Take each out of its mailbox."""
+        for peer, data in self.receives:
+            self.channel.take(peer, data)

@@ -13,21 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.data.batch import Batch
-from embroute.kernels.codes import MISS_PULL, VALUE
+from embroute.kernels.codes import EARLY, MISS_PULL, VALUE
 from embroute.kernels.distinct import distinct
 from embroute.kernels.touches import Lookups, touches
+from embroute.kernels.transfers import Transfers
 from embroute.policy.plan import Plan
 from embroute.runtime.feed import Dealt, Feed
 from embroute.runtime.places import Places
 from embroute.runtime.script import (
-    EARLY_PULL,
-    Entries,
     Orders,
     Script,
     TouchOrder,
     order_touches,
+    pull_script,
     step_script,
-    write,
 )
 from embroute.runtime.wire import Array
 
@@ -89,19 +88,20 @@ class Part:
 def deal(batch: Batch, order_S: I32, samples_W: I64, feed: Feed) -> list[Part]:
     """Cut a batch whose samples are ordered by worker."""
     samples = order_S.astype(np.intp)
-    lengths_SF = np.diff(batch.offsets).reshape(-1, batch.num_fields)[samples].astype(np.int32)
-    bags = feed.schema.has_bags
-    dense = np.ascontiguousarray(batch.dense[samples], np.float32)
-    label = batch.label[samples] if len(batch.label) else batch.label
-    rows = batch.take(samples).rows if feed.sends_ids else np.empty(0, np.int64)
-    ends = np.concatenate([[0], np.cumsum(lengths_SF.sum(1, dtype=np.int64))])
     bounds = np.concatenate([[0], np.cumsum(samples_W)])
+    lengths_SF, ends = np.empty((0, batch.num_fields), np.int32), bounds * batch.num_fields
+    if feed.schema.has_bags:
+        lengths_SF = np.diff(batch.offsets).reshape(-1, batch.num_fields)[samples].astype(np.int32)
+        ends = np.concatenate([[0], np.cumsum(lengths_SF.sum(1, dtype=np.int64))])[bounds]
+    dense = np.ascontiguousarray(np.take(batch.dense, samples, 0), np.float32)
+    label = np.take(batch.label, samples) if len(batch.label) else batch.label
+    rows = batch.take(samples).rows if feed.sends_ids else np.empty(0, np.int64)
     parts = []
-    for first, last in pairwise(bounds):
-        lookups = slice(int(ends[first]), int(ends[last]))
-        lengths = lengths_SF[first:last].ravel() if bags else lengths_SF[:0].ravel()
+    for worker, (first, last) in enumerate(pairwise(bounds.tolist())):
+        lookups = slice(int(ends[worker]), int(ends[worker + 1]))
         own = label[first:last] if len(label) else label
-        part = Part(int(last - first), lookups, lengths, dense[first:last], own, rows[lookups])
+        lengths = lengths_SF[first:last].ravel()
+        part = Part(last - first, lookups, lengths, dense[first:last], own, rows[lookups])
         parts.append(part)
     return parts
 
@@ -191,20 +191,18 @@ def look_notes(
     rows_T = rows_U[touched.unique_T]
     arena_T = places.setup.arena_of(rows_T).astype(np.int64)
     number_T = _numbers(touched.worker_T * arenas + arena_T, workers * arenas)
-    fixed = np.zeros(len(rows_T), np.int64)
-    script = write(
-        Entries(
-            fixed + EARLY_PULL,
-            touched.worker_T.astype(np.int64),
-            rows_T % places.num_shards,
-            arena_T,
-            fixed + VALUE,
-            fixed + MISS_PULL,
-            number_T,
-            places.local(rows_T).astype(np.int32),
-        ),
-        places,
+    first_slot_T = places.first_slot_WA[touched.worker_T, arena_T]
+    fixed = np.zeros(len(rows_T), np.uint8)
+    transfers = Transfers(
+        touched.worker_T,
+        rows_T,
+        (first_slot_T + number_T).astype(np.int32),
+        arena_T.astype(np.uint8),
+        fixed + np.uint8(MISS_PULL),
+        fixed + np.uint8(VALUE),
+        fixed + np.uint8(EARLY),
     )
+    script = pull_script(transfers, places)
     number_L = np.where(touched.touch_of_lookup >= 0, number_T[touched.touch_of_lookup], -1)
     counts_WA = np.bincount(touched.worker_T * arenas + arena_T, minlength=workers * arenas)
     samples_W = np.bincount(worker_S, minlength=workers)

@@ -78,6 +78,23 @@ def unwrap(items: Sequence[Item], message: Bytes, widths: Widths) -> Parcel:
     return Parcel(blocks, dict(zip(_gradient_steps(items), rates, strict=True)))
 
 
+class Buffers:
+    """Memory for messages, kept from phase to phase: new pages cost more than the copy into them.
+
+    What a buffer held is gone when it is taken again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Bytes] = {}
+
+    def take(self, use: str, peer: int, size: int) -> Bytes:
+        """Bytes for a message to or from a peer."""
+        kept = self._kept.get((use, peer))
+        if kept is None or len(kept) < size:
+            kept = self._kept[use, peer] = np.empty(size + size // 4, np.uint8)
+        return kept[:size]
+
+
 T = TypeVar("T", Item, Staged)
 
 

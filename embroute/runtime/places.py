@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.places import locate
+from embroute.kernels.orders import Spots, locate
 from embroute.policy.setup import Setup
 
 I64 = npt.NDArray[np.int64]
@@ -43,7 +43,16 @@ class Places:
 
     def local(self, rows: I64) -> I64:
         """Number of each row in its shard's arena."""
-        return locate(rows, self.setup.schema.first_rows, self._before_KT)
+        return locate(np.asarray(rows, np.int64), self.spots)
+
+    @cached_property
+    def spots(self) -> Spots:
+        """The same for kernels."""
+        first_T = np.asarray(self.setup.schema.first_rows, np.int64)
+        shift = max(0, int(first_T[-1]).bit_length() - 12)
+        starts = np.arange(0, first_T[-1] + 1, 1 << shift)
+        guess_G = (np.searchsorted(first_T, starts, side="right") - 1).astype(np.int32)
+        return Spots(first_T, self._before_KT, guess_G, shift, self.first_slot_WA)
 
     def rows_of(self, shard: int, table: int) -> I64:
         """Rows of a table that a shard holds, in the order of their numbers."""

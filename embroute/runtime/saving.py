@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embroute.kernels.codes import FRESH, MISS_PULL, ROW, VALUE_STATE
+from embroute.kernels.codes import EARLY, FRESH, MISS_PULL, ROW, VALUE_STATE
+from embroute.kernels.transfers import Transfers
 from embroute.policy.setup import Setup
 from embroute.policy.state import State, held
 from embroute.runtime.checkpoint import (
@@ -39,7 +40,7 @@ from embroute.runtime.checkpoint_files import (
 from embroute.runtime.exchange import Channel
 from embroute.runtime.inbox import COORDINATOR
 from embroute.runtime.places import Places
-from embroute.runtime.script import EARLY_PULL, Entries, Script, write
+from embroute.runtime.script import Script, pull_script
 from embroute.runtime.seat import Seat
 from embroute.runtime.store import CacheStore
 
@@ -135,16 +136,14 @@ def refills(state: State, places: Places) -> list[Script]:
 
 def _refill(state: State, places: Places, worker: int, slots: npt.NDArray[np.int64]) -> Script:
     rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
-    arena = state.setup.arena_of(rows).astype(np.int64)
-    fixed = np.zeros(len(rows), np.int64)
-    entries = Entries(
-        fixed + EARLY_PULL,
-        fixed + worker,
-        rows % places.num_shards,
-        arena,
-        fixed + VALUE_STATE,
-        fixed + MISS_PULL,
-        (slots - places.first_slot_WA[worker, arena]).astype(np.int32),
-        places.local(rows).astype(np.int32),
+    count = len(rows)
+    transfers = Transfers(
+        np.full(count, worker, np.int32),
+        rows,
+        slots.astype(np.int32),
+        state.setup.arena_of(rows),
+        np.full(count, MISS_PULL, np.uint8),
+        np.full(count, VALUE_STATE, np.uint8),
+        np.full(count, EARLY, np.uint8),
     )
-    return write(entries, places)
+    return pull_script(transfers, places)

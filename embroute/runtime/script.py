@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import (
-    EARLY,
-    GRADIENT,
-    LATE,
-    LAZY,
-    NOTHING,
-    NUM_KINDS,
-    NUM_RECORDS,
-    URGENT,
-)
+from embroute.kernels.codes import GRADIENT, LATE, LAZY, NOTHING
+from embroute.kernels.orders import HEAD, Entries, blank_entries, enter, list_orders
+from embroute.kernels.orders import Orders as Blocks
 from embroute.kernels.places import number_touches
-from embroute.kernels.touches import group
 from embroute.kernels.transfers import Transfers
 from embroute.policy.plan import Plan
 from embroute.runtime.places import Places
@@ -33,7 +25,7 @@ from embroute.runtime.wire import Array
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-Whole = npt.NDArray[np.integer]
+U8 = npt.NDArray[np.uint8]
 
 # When a block moves. The early phase of step t runs beside the compute of step t - 1, the urgent
 # one between their computes. Lazy blocks join the early phase of a later step.
@@ -45,7 +37,6 @@ EARLY_PULL = 4
 LATE_PULL = 5
 URGENT_UPDATE = 6
 LAZY_UPDATE = 7
-NUM_TIMES = 8
 
 
 class Block(NamedTuple):
@@ -57,9 +48,6 @@ class Block(NamedTuple):
     record: int
     kinds: tuple[int, ...]  # rows of each kind of transfer
     where: I32  # at a worker: slots of the arena, or touches for gradients; at a shard: rows
-
-
-_HEAD = 4 + NUM_KINDS + 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +65,7 @@ class Orders:
         """The orders that a `Listing` holds."""
         blocks, at = [], 0
         places = np.asarray(where, np.int32)
-        for head in heads.reshape(-1, _HEAD).tolist():
+        for head in heads.reshape(-1, HEAD).tolist():
             time, peer, arena, record, *kinds, count = head
             rows = places[at : at + count]
             blocks.append(Block(time, peer, arena, record, tuple(kinds), rows))
@@ -92,82 +80,46 @@ class Listing(NamedTuple):
     where: I32
 
 
-class Entries(NamedTuple):
-    """All transfers of a step, one entry each."""
-
-    time: Whole
-    worker: Whole
-    shard: Whole
-    arena: Whole
-    record: Whole
-    kind: Whole
-    at_worker: I32
-    at_shard: I32
+# When the transfers of a list move, by their phase: early, urgent, late, lazy.
+_PUSHES = np.array([EARLY_PUSH, URGENT_PUSH, URGENT_PUSH, URGENT_PUSH], np.uint8)
+_PULLS = np.array([EARLY_PULL, EARLY_PULL, LATE_PULL, EARLY_PULL], np.uint8)
+_UPDATES = np.array([LAZY_UPDATE, URGENT_UPDATE, LAZY_UPDATE, LAZY_UPDATE], np.uint8)
 
 
-def _times(plan: Plan) -> list[I64]:
+def _times(plan: Plan) -> list[U8]:
     """Time of each transfer: returns, evictions, pulls, updates."""
-    home = [
-        np.where(part.phase == EARLY, EARLY_PUSH, URGENT_PUSH).astype(np.int64)
-        for part in (plan.returns, plan.evictions)
-    ]
+    evictions = np.take(_PUSHES, plan.evictions.phase)
     leaving = plan.evictions.phase == LAZY
     if leaving.any():
         late = plan.pulls.phase == LATE
         shift = np.int64(1) << 32
         busy = plan.pulls.worker[late] * shift + plan.pulls.slot[late]
         mine = plan.evictions.worker * shift + plan.evictions.slot
-        times = np.where(np.isin(mine, busy), URGENT_LEAVE, EARLY_LEAVE)
-        home[1] = np.where(leaving, times, home[1])
-    pulls = np.where(plan.pulls.phase == LATE, LATE_PULL, EARLY_PULL).astype(np.int64)
-    updates = np.where(plan.updates.phase == URGENT, URGENT_UPDATE, LAZY_UPDATE).astype(np.int64)
-    return [*home, pulls, updates]
-
-
-def entries_of(lists: Sequence[Transfers], times: Sequence[I64], places: Places) -> Entries:
-    """Lists of transfers as entries."""
-    worker, row, slot, arena, kind, record = (
-        np.concatenate([getattr(part, name) for part in lists])
-        for name in ("worker", "row", "slot", "arena", "kind", "record")
-    )
-    at_worker = slot - places.first_slot_WA[worker, arena]
-    return Entries(
-        np.concatenate(times),
-        worker,
-        (row % places.num_shards).astype(np.int32),
-        arena,
-        record,
-        kind,
-        at_worker.astype(np.int32),
-        places.local(row).astype(np.int32),
-    )
-
-
-def _listings(
-    entries: Entries, owner: Whole, peer: Whole, index: I32, num_owners: int
-) -> list[Listing]:
-    """Each owner's orders: blocks by time, peer, arena and record."""
-    peers, arenas = (int(column.max(initial=0)) + 1 for column in (peer, entries.arena))
-    shape = (num_owners, NUM_TIMES, peers, arenas, NUM_RECORDS)
-    box = owner.astype(np.int32)
-    for size, column in zip(
-        shape[1:], (entries.time, peer, entries.arena, entries.record), strict=True
-    ):
-        box = box * size + column.astype(np.int32, copy=False)
-    num_boxes = prod(shape)
-    first, order = group(box, num_boxes)
-    full = np.flatnonzero(np.diff(first))
-    kinds = np.bincount(box * NUM_KINDS + entries.kind, minlength=num_boxes * NUM_KINDS)
-    heads = np.empty((len(full), _HEAD), np.int32)
-    heads[:, :4] = np.stack(np.unravel_index(full, shape)[1:], 1)
-    heads[:, 4:-1] = kinds.reshape(-1, NUM_KINDS)[full]
-    heads[:, -1] = heads[:, 4:-1].sum(1)
-    index = index[order]
-    owners = np.arange(num_owners + 1) * (num_boxes // num_owners)
-    blocks, bounds = np.searchsorted(full, owners), first[owners]
+        times = np.where(np.isin(mine, busy), np.uint8(URGENT_LEAVE), np.uint8(EARLY_LEAVE))
+        evictions = np.where(leaving, times, evictions)
     return [
-        Listing(heads[blocks[i] : blocks[i + 1]].ravel(), index[bounds[i] : bounds[i + 1]])
-        for i in range(num_owners)
+        np.take(_PUSHES, plan.returns.phase),
+        evictions,
+        np.take(_PULLS, plan.pulls.phase),
+        np.take(_UPDATES, plan.updates.phase),
+    ]
+
+
+def entries_of(lists: Sequence[Transfers], times: Sequence[U8], places: Places) -> Entries:
+    """Lists of transfers as entries."""
+    entries, start = blank_entries(sum(len(part.row) for part in lists)), 0
+    for part, time_N in zip(lists, times, strict=True):
+        enter(part, time_N, places.spots, entries, start)
+        start += len(part.row)
+    return entries
+
+
+def _listings(blocks: Blocks) -> list[Listing]:
+    """Each owner's orders."""
+    heads, rows = blocks.first_block_O.tolist(), blocks.first_where_O.tolist()
+    return [
+        Listing(blocks.head_BH[heads[i] : heads[i + 1]].ravel(), blocks.where_N[first:last])
+        for i, (first, last) in enumerate(pairwise(rows))
     ]
 
 
@@ -181,11 +133,21 @@ class Script:
 
 def write(entries: Entries, places: Places) -> Script:
     """Orders for all ranks."""
-    workers = _listings(
-        entries, entries.worker, entries.shard, entries.at_worker, places.num_workers
+    workers, shards, arenas = places.num_workers, places.num_shards, places.num_arenas
+    worker_N, shard_N = entries.worker_N, entries.shard_N
+    at_workers = list_orders(
+        worker_N, shard_N, entries.at_worker_N, entries, (workers, shards, arenas)
     )
-    shards = _listings(entries, entries.shard, entries.worker, entries.at_shard, places.num_shards)
-    return Script(workers, shards)
+    at_shards = list_orders(
+        shard_N, worker_N, entries.at_shard_N, entries, (shards, workers, arenas)
+    )
+    return Script(_listings(at_workers), _listings(at_shards))
+
+
+def pull_script(transfers: Transfers, places: Places) -> Script:
+    """Orders that bring rows to workers outside of a step."""
+    times = np.full(len(transfers.row), EARLY_PULL, np.uint8)
+    return write(entries_of((transfers,), (times,), places), places)
 
 
 @dataclass(frozen=True)
@@ -222,12 +184,12 @@ def step_script(plan: Plan, number_T: I32, places: Places) -> Script:
     entries = entries_of(lists, _times(plan), places)
     pushed = np.flatnonzero(plan.decision.push_T != NOTHING)
     gradient = plan.updates.record == GRADIENT
-    tail = entries.at_worker[len(entries.time) - len(pushed) :]
+    tail = entries.at_worker_N[len(entries.time_N) - len(pushed) :]
     tail[gradient] = number_T[pushed[gradient]]
     return write(entries, places)
 
 
 def drain_script(transfers: Transfers, places: Places) -> Script:
     """Orders that bring every update home."""
-    times = [np.full(len(transfers.row), URGENT_PUSH, np.int64)]
-    return write(entries_of((transfers,), times, places), places)
+    times = np.full(len(transfers.row), URGENT_PUSH, np.uint8)
+    return write(entries_of((transfers,), (times,), places), places)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from embroute.kernels.codes import GRADIENT
 from embroute.runtime.exchange import Channel
 from embroute.runtime.inbox import Note
 from embroute.runtime.meter import Meter
-from embroute.runtime.parcels import OUTSIDE, Item, Parcel, Pending, items, parcel_bytes, unwrap
+from embroute.runtime.parcels import (
+    OUTSIDE,
+    Buffers,
+    Item,
+    Parcel,
+    Pending,
+    items,
+    parcel_bytes,
+    unwrap,
+)
 from embroute.runtime.script import (
     EARLY_LEAVE,
     EARLY_PULL,
@@ -43,6 +50,7 @@ class Shard:
         self._lazy: Pending[Item] = Pending()
         self._leaving: Pending[Item] = Pending()
         self._urgent: list[Item] = []
+        self._buffers = Buffers()
 
     def step(self, note: Note) -> None:
         """Both phases before a step: updates come in, then rows go out."""
@@ -89,7 +97,9 @@ class Shard:
             for worker in range(len(self.workers))
         ]
         mine = [(worker, own) for worker, own in mine if own]
-        buffers = [np.empty(parcel_bytes(own, self.widths), np.uint8) for _, own in mine]
+        buffers = [
+            self._buffers.take("in", worker, parcel_bytes(own, self.widths)) for worker, own in mine
+        ]
         receives = [(self.workers[w], data) for (w, _), data in zip(mine, buffers, strict=True)]
         self.channel.swap([], receives)
         parcels = [
@@ -123,11 +133,12 @@ class Shard:
     def _send(self, wanted: Sequence[Item]) -> None:
         sends = []
         for worker, name in enumerate(self.workers):
-            parts = []
-            for item in (item for item in wanted if item.block.peer == worker):
-                rows = self.store.read(item.block)
+            mine = [item for item in wanted if item.block.peer == worker]
+            if not mine:
+                continue
+            message = self._buffers.take("out", worker, parcel_bytes(mine, self.widths))
+            for item, rows in unwrap(mine, message, self.widths).blocks:
+                self.store.read(item.block, rows)
                 self.meter.block(item, rows.nbytes)
-                parts.append(rows.reshape(-1).view(np.uint8))
-            if parts:
-                sends.append((name, parts[0] if len(parts) == 1 else np.concatenate(parts)))
+            sends.append((name, message))
         self.channel.swap(sends, [])

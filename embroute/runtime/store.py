@@ -62,11 +62,14 @@ class ShardStore:
         self._place = [np.full(count, -1, np.int32) for count in counts]
         self.stamps = shard_stamps(shard, places) if widths.stamped else None
 
-    def read(self, block: Block) -> Floats:
+    def read(self, block: Block, out: Floats) -> None:
         """The rows of a pull."""
-        out = np.empty((len(block.where), self.widths.own_columns(block)), self.widths.dtype)
-        gather(self.records[block.arena], block.where, out)
-        return out if self.stamps is None else self.stamps.attach(block, out)
+        if self.stamps is None:
+            gather(self.records[block.arena], block.where, out)
+            return
+        rows = np.empty((len(block.where), self.widths.own_columns(block)), self.widths.dtype)
+        gather(self.records[block.arena], block.where, rows)
+        out[:] = self.stamps.attach(block, rows)
 
     def write(self, block: Block, rows: Floats) -> None:
         """Records that come home, or deltas that are added."""

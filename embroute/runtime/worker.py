@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from embroute.kernels.rows import Floats
 from embroute.runtime.exchange import Channel
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import Work
 from embroute.runtime.parcels import (
     OUTSIDE,
+    Buffers,
     Item,
     Pending,
     Staged,
@@ -58,6 +57,7 @@ class Rows:
         self._lazy: Pending[Staged] = Pending()
         self._leaving: Pending[Staged] = Pending()
         self._urgent: list[Staged] = []
+        self._buffers = Buffers()
         self._rates: dict[int, float] = {}
 
     def early(self, step: int, orders: Orders) -> None:
@@ -104,7 +104,7 @@ class Rows:
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
         arrived = self._receive([], items(OUTSIDE, blocks))
-        return [rows[:, : self.widths.own_columns(item.block)] for item, rows in arrived]
+        return [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
 
     def refill(self, orders: Orders) -> None:
         """Put copies back into their slots."""
@@ -129,7 +129,7 @@ class Rows:
             mine = [item for item in pulls if item.block.peer == shard]
             if mine:
                 size = parcel_bytes(mine, self.widths)
-                receives.append((name, np.empty(size, np.uint8)))
+                receives.append((name, self._buffers.take("in", shard, size)))
                 expected.append(mine)
         self.channel.swap(sends, receives)
         arrived = [
