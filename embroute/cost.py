@@ -57,8 +57,8 @@ class Traffic:
     rows_WKIP: I64
     bytes_WKIP: I64
     samples_W: I64
-    sample_bytes_W: I64  # labels, dense features, slots
-    plan_bytes_W: I64  # lists of transfers for the worker
+    sample_bytes_W: I64  # labels, dense features, look-ups
+    plan_bytes_W: I64  # lists of transfers and slots for the worker
     plan_bytes_K: I64  # and for the shards
     hot_rows: int = 0  # distinct rows whose gradients are all-reduced
     hot_bytes: int = 0

@@ -16,13 +16,18 @@ from tests.jobs import batches, settings_of, train
 STEPS = 200
 
 
+def share_of(policy: str) -> float:
+    """Of all rows, what a worker's cache holds."""
+    return 1.0 if "unbounded" in policy else 0.75
+
+
 def main() -> None:
     folder, workers, shards = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     with connect(on_one_node(workers, shards), peer_timeout_s=60) as seat:
         for number, case in enumerate(sys.argv[4:]):
             policy, _, optimizer = case.partition("@")
-            share = 1.0 if "unbounded" in policy else 0.75
-            settings = settings_of(policy, workers, share)
+            settings = settings_of(policy, workers, share_of(policy))
+            settings["debug"] = "steps"
             result = train(seat, batches(workers, STEPS), optimizer, settings)
             # The meter's defaults are functions, which do not travel.
             result.meter.rows.default_factory = result.meter.bytes.default_factory = None

@@ -18,6 +18,7 @@ from torch import nn
 from embroute.cluster import uniform
 from embroute.config import Size
 from embroute.data.schema import Schema, Table
+from embroute.policy.catalog import make_policy
 from embroute.policy.setup import Setup
 from embroute.runtime.job import Settings
 from embroute.runtime.meter import Meter
@@ -25,12 +26,14 @@ from embroute.runtime.optim import RowWiseAdagrad
 from embroute.runtime.places import Places
 from embroute.runtime.prepare import Prepared, prepare
 from embroute.runtime.seat import Seat
+from embroute.runtime.stamps import Stamps
 from embroute.runtime.tensor_feed import Lookup
 
 torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
 
 SIZES, WIDTHS = {"user": 40, "tags": 25, "items": 30}, (4, 8, 4)
 BATCH = 24
+CLIP = 0.2  # of the dense part's gradients: exceeded in most steps
 Batch = dict[str, torch.Tensor]
 
 
@@ -152,7 +155,7 @@ def plain(optimizer: str, stream: Sequence[Batch]) -> Trained:
         for one in optimizers:
             one.zero_grad()
         loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.top.parameters(), 0.5)
+        nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
         for one in optimizers:
             one.step()
         for schedule in schedules:
@@ -180,6 +183,7 @@ class Result:
     dense: list[npt.NDArray[np.float64]]
     tables: list[npt.NDArray[np.float64]]  # of a shard: its rows of each table
     losses: list[float]
+    stamps: Stamps | None = None
 
 
 def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Settings) -> Result:
@@ -197,13 +201,13 @@ def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Setting
             one.zero_grad()
         assert ready.run is not None
         ready.run.backward(loss_of(model, batch))  # type: ignore[arg-type]
-        nn.utils.clip_grad_norm_(model.top.parameters(), 0.5)
+        nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
         losses.append(ready.run.loss)
         for one in optimizers:
             one.step()
         for schedule in schedules:
             schedule.step()
-    return Result(ready.meter, dense_of(model), _tables(ready, seat), losses)
+    return Result(ready.meter, dense_of(model), _tables(ready, seat), losses, ready.stamps)
 
 
 def _tables(ready: Prepared, seat: Seat) -> list[npt.NDArray[np.float64]]:
@@ -235,6 +239,15 @@ def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> T
             whole[ids] = results[f"shard{shard}"].tables[table]
         tables.append(whole)
     return Trained(tables, results[f"worker{num_workers - 1}"].dense)
+
+
+def size_of(settings: Settings) -> Size:
+    """The cache of a job, in which the reference lines keep everything."""
+    if make_policy(settings["policy"]).unbounded:
+        return Size(1.0, "share")
+    size = settings["cache"]
+    assert isinstance(size, Size)
+    return size
 
 
 def settings_of(policy: str, num_workers: int, cache_share: float = 0.75) -> Settings:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from embroute.runtime.seat import names
 
 OPTIONS = ["--workers", "2", "--batch", "64", "--dim", "8", "--hidden", "16", "--held-out", "0"]
 OPTIONS += ["--dtype", "float64"]
-STEPS, EVERY = 240, 40
+STEPS, EVERY = 600, 40
 Tensors = dict[str, npt.NDArray[np.float64]]
 
 
@@ -53,12 +54,16 @@ def pid_of(run: subprocess.Popen[str], name: str) -> int:
     raise ProcessLookupError(name)
 
 
-def wait_for_checkpoint(run: subprocess.Popen[str], folder: Path, seconds: float = 180) -> None:
+def wait_for_checkpoint(
+    run: subprocess.Popen[str], folder: Path, after: Path | None = None, seconds: float = 180
+) -> Path:
+    """The newest checkpoint, once there is one that comes after another."""
     limit = time.monotonic() + seconds
-    while latest(folder / "checkpoints") is None:
+    while (found := latest(folder / "checkpoints")) is None or found == after:
         assert run.poll() is None, run.communicate()[0]
-        assert time.monotonic() < limit, "no checkpoint yet"
+        assert time.monotonic() < limit, "no new checkpoint yet"
         time.sleep(0.02)
+    return found
 
 
 def tables(folder: Path) -> Tensors:
@@ -90,18 +95,27 @@ def assert_same(mine: Path, other: Path) -> None:
         np.testing.assert_array_equal(array, its[name], err_msg=name)
 
 
-def kill_and_resume(folder: Path, name: str, delay_s: float) -> str:
-    run = start(folder, "--restarts", "2", "--peer-timeout", "15")
-    wait_for_checkpoint(run, folder)
-    time.sleep(delay_s)
-    os.kill(pid_of(run, name), signal.SIGKILL)
+def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]]) -> str:
+    """Kill ranks, each some time after a new checkpoint; the launcher starts all of them again."""
+    run = start(folder, "--restarts", str(len(kills)), "--peer-timeout", "15")
+    seen: Path | None = None
+    for name, delay_s in kills:
+        wait_for_checkpoint(run, folder, seen)
+        time.sleep(delay_s)
+        ranks = {rank: pid_of(run, rank) for rank in names(2, 1)}
+        os.kill(ranks[name], signal.SIGKILL)
+        while any(Path(f"/proc/{pid}").exists() for pid in ranks.values()):
+            time.sleep(0.02)
+        seen = latest(folder / "checkpoints")  # from which all of them start again
     code, output = finish(run)
     assert code == 0, output
+    # A rank that is lost is named by those who lost it.
+    assert all(f"lost {name}" in output or "no sign of life" in output for name, _ in kills)
     return output
 
 
 def test_a_killed_rank_is_restarted_and_the_result_is_the_same(whole: Path, tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, "shard0", 0.1)
+    kill_and_resume(tmp_path, [("shard0", 0.1)])
     assert_same(tmp_path, whole)
 
 
@@ -137,8 +151,32 @@ def test_sigterm_saves_and_resume_goes_on(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+def test_sigterm_waits_for_a_slow_checkpoint(tmp_path: Path) -> None:
+    """A shard that does not answer for longer than torch's launcher is patient by itself."""
+    run = start(tmp_path, "--peer-timeout", "120", steps=1_000_000)
+    wait_for_checkpoint(run, tmp_path)
+    shard = pid_of(run, "shard0")
+    os.kill(shard, signal.SIGSTOP)
+    time.sleep(1)
+    before = latest(tmp_path / "checkpoints")
+    run.send_signal(signal.SIGTERM)
+    time.sleep(35)
+    assert run.poll() is None
+    os.kill(shard, signal.SIGCONT)
+    code, output = finish(run, 60)
+    assert code == 128 + signal.SIGTERM, output
+    after = latest(tmp_path / "checkpoints")
+    assert before is not None
+    assert after is not None
+    assert after.name > before.name
+    assert int(after.name[-8:]) % EVERY != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random(whole: Path, tmp_path: Path, seed: int) -> None:
+    """Twenty kills in all, five in each run."""
     chance = random.Random(seed)
-    kill_and_resume(tmp_path, chance.choice(names(2, 1)), chance.random() * 1.5)
+    kills = [(chance.choice(names(2, 1)), chance.random() / 2) for _ in range(5)]
+    kill_and_resume(tmp_path, kills)
     assert_same(tmp_path, whole)

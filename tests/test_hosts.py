@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from embroute.runtime.checkpoint_files import latest
+
 ROOT = Path(__file__).parent.parent
 TESTBED = ROOT.parent / "shared" / "testbed" / "netns.sh"
+PREFIX = f"eh{os.getpid() % 1000}-"  # several test runs may share the machine
 NODES = {"shard": ["coordinator", "shard0"], "w0": ["worker0"], "w1": ["worker1"]}
 RUN = """
 data: online-retail(negatives=1)
@@ -36,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def emulated(*arguments: str) -> str:
-    environment = {**os.environ, "PREFIX": "eh-", "SHARD_RATE": "2gbit"}
+    environment = {**os.environ, "PREFIX": PREFIX, "SHARD_RATE": "2gbit"}
     command = ["bash", str(TESTBED), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.stdout
@@ -50,13 +56,26 @@ def hosts() -> Iterator[None]:
     emulated("down")
 
 
+def ranks_alive(run_file: Path) -> set[int]:
+    """Processes that train, not those that started them."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except (NotADirectoryError, FileNotFoundError, ProcessLookupError):
+            continue
+        if str(run_file).encode() in words and b"torch.distributed.run" not in words:
+            found.add(int(folder.name))
+    return found
+
+
 def launch(node: str, run_file: Path) -> subprocess.Popen[str]:
     command = ["bash", str(TESTBED), "exec", node, sys.executable, "-m", "torch.distributed.run"]
     command += ["--nnodes", "3", "--node-rank", str(list(NODES).index(node))]
     command += ["--nproc-per-node", str(len(NODES[node]))]
     command += ["--master-addr", "10.77.0.1", "--master-port", "29400"]
     command += ["-m", "embroute.train", str(run_file), "--node-name", node]
-    environment = {**os.environ, "PREFIX": "eh-", "GLOO_SOCKET_IFNAME": "eth0"}
+    environment = {**os.environ, "PREFIX": PREFIX, "GLOO_SOCKET_IFNAME": "eth0"}
     environment["OMP_NUM_THREADS"] = "1"
     return subprocess.Popen(
         command,
@@ -83,3 +102,42 @@ def test_a_job_over_three_hosts_moves_what_it_counts(hosts: None, tmp_path: Path
         counted = rows + other["notes"] + 2 * other["dense"]  # a ring sends and receives
         assert counted > 100e6
         assert link == pytest.approx(counted, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["w1", "shard"])
+def test_everyone_ends_when_a_cable_is_pulled(node: str, hosts: None, tmp_path: Path) -> None:
+    """Ranks that a link cut off never hear that a connection was closed: only silence tells."""
+    run_file, peer_timeout = tmp_path / "run.yaml", 10
+    more = f"checkpoint_every: 50\npeer_timeout: {peer_timeout}\n"
+    text = RUN.format(out=tmp_path / "out").replace("steps: 250", "epochs: 1000") + more
+    run_file.write_text(text)
+    jobs = {name: launch(name, run_file) for name in NODES}
+    try:
+        wait_for(lambda: latest(tmp_path / "out" / "checkpoints") is not None, 120)
+        assert len(ranks_alive(run_file)) == 4
+        emulated("link", node, "down")
+        wait_for(lambda: not ranks_alive(run_file), peer_timeout)
+        outputs = {name: job.communicate(timeout=60)[0] for name, job in jobs.items()}
+    finally:
+        for pid in ranks_alive(run_file):
+            os.kill(pid, signal.SIGKILL)
+        for job in jobs.values():
+            job.kill()
+            job.communicate()
+    for name, output in outputs.items():
+        assert jobs[name].returncode != 0, name
+        for rank in NODES[name]:
+            said = [line for line in output.splitlines() if line.startswith(f"embroute: {rank}:")]
+            assert len(said) == 1, output
+            assert re.search("no sign of life from|no answer from|lost", said[0]), said
+        codes = re.findall(r"exitcode *: (-?\d+)", output)
+        assert set(codes) == {"75"}, output
+    assert latest(tmp_path / "out" / "checkpoints") is not None
+
+
+def wait_for(event: Callable[[], bool], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not event():
+        assert time.monotonic() < limit, f"not within {seconds} s"
+        time.sleep(0.05)

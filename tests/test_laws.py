@@ -140,9 +140,10 @@ def counts_match(referee: Referee, plan: Plan) -> None:
         lookups = sum(int(np.diff(batch.sample_offsets)[s]) for s in mine)
         assert moved.samples_W[worker] == len(mine)
         assert moved.sample_bytes_W[worker] == 4 * (lengths * len(mine) + lookups)
-        entries = referee.rows_WKIP[worker].sum() + len(hot)
+        touches = sum(toucher == worker for toucher, _ in referee.touched)
+        entries = referee.rows_WKIP[worker].sum() + touches + 2 * len(hot)
         assert moved.plan_bytes_W[worker] == 4 * entries
-    assert moved.plan_bytes_K.tolist() == (8 * referee.rows_WKIP.sum((0, 2, 3))).tolist()
+    assert moved.plan_bytes_K.tolist() == (4 * referee.rows_WKIP.sum((0, 2, 3))).tolist()
 
 
 def states_match(referee: Referee, state: State) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +12,19 @@ from torch import nn
 
 from embroute.cluster import uniform
 from embroute.config import Size
-from embroute.kernels.transfers import empty_counts, tally
 from embroute.policy.catalog import make_policy
-from embroute.policy.plan import drain, traffic
 from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.feed import Dealt
 from embroute.runtime.local import run_local
 from embroute.runtime.optim import RowOptimizer, row_optimizer
-from embroute.runtime.tensor_feed import Layer, TensorFeed
 from tests.jobs import (
     BATCH,
-    SIZES,
     WIDTHS,
     Batch,
     Result,
     batches,
     gathered,
-    lookups,
     loss_of,
     new_model,
     plain,
@@ -39,6 +32,7 @@ from tests.jobs import (
     settings_of,
     train,
 )
+from tests.promises import feed
 
 I64 = npt.NDArray[np.int64]
 
@@ -74,63 +68,6 @@ def test_exact_policies_equal_plain_torch(policy: str, optimizer: str) -> None:
     for worker in range(workers):
         for own, other in zip(results[f"worker{worker}"].dense, mine.dense, strict=True):
             np.testing.assert_array_equal(own, other)
-
-
-def feed() -> TensorFeed:
-    bags = (False, True, False)
-    layers = [
-        Layer(name, size, width, bag, bag, 0 if name == "items" else None)
-        for (name, size), width, bag in zip(SIZES.items(), WIDTHS, bags, strict=True)
-    ]
-    return TensorFeed(layers, lookups)
-
-
-def planned(policy_name: str, optimizer: str, topology: tuple[int, int], steps: int) -> Setup:
-    """The setup of a job as its coordinator builds it."""
-    own, settings = feed(), settings_of(policy_name, topology[0])
-    own.learn(batches(topology[0], steps)[0])
-    return Setup(
-        own.schema,
-        uniform(*topology),
-        WIDTHS,
-        BATCH,
-        optimizer,
-        Size(0.75, "share"),
-        settings["quotas"],
-    )
-
-
-def simulated(policy_name: str, topology: tuple[int, int], steps: int) -> tuple[I64, I64]:
-    """Rows and bytes that the plans of a job and its final drain promise to move."""
-    policy, own, stream = make_policy(policy_name), feed(), batches(topology[0], steps)
-    own.learn(stream[0])
-    rows = [own.batch(item) for item in stream]
-    setup = planned(policy_name, "adagrad", topology, steps)
-    seen = np.concatenate([batch.rows[batch.rows >= 0] for batch in rows])
-    state = start(policy, setup, np.bincount(seen, minlength=setup.schema.num_rows))
-    moved = [traffic(step.plan, state.setup) for step in plans(policy, iter(rows), state)]
-    count, size = empty_counts(*topology), empty_counts(*topology)
-    tally(drain(state, policy.sync.record), state.setup.record_bytes_XA, count, size)
-    total = reduce(add, moved)
-    return (total.rows_WKIP + count).sum(3), (total.bytes_WKIP + size).sum(3)
-
-
-@pytest.mark.parametrize(
-    "policy", [*EXACT, "het(3)", "het(10, order=lfu)", "fae(hot=0.4)", "scars(hot=0.3)"]
-)
-def test_rows_and_bytes_moved_are_those_the_simulator_counts(policy: str) -> None:
-    workers, shards = topology = (3, 2)
-    results = run(policy, "adagrad", topology, 60)
-    rows_WKI, bytes_WKI = simulated(policy, topology, 60)
-    for worker in range(workers):
-        meter = results[f"worker{worker}"].meter
-        for shard in range(shards):
-            rows, size = rows_WKI[worker, shard], bytes_WKI[worker, shard]
-            np.testing.assert_array_equal(meter.rows[shard], rows)
-            np.testing.assert_array_equal(meter.bytes[shard], 2 * size)  # doubles, not floats
-            there = results[f"shard{shard}"].meter
-            np.testing.assert_array_equal(there.rows[worker], rows)
-            np.testing.assert_array_equal(there.bytes[worker], 2 * size)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

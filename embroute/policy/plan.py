@@ -80,7 +80,7 @@ def replicated(touches: Touches, decision: Decision) -> npt.NDArray[np.int64]:
 
 
 def _sample_bytes(plan: Plan, setup: Setup) -> npt.NDArray[np.int64]:
-    """Labels, dense features, slots and bag lengths sent to each worker."""
+    """Labels, dense features, look-ups and bag lengths sent to each worker."""
     batch, workers = plan.now.batch, setup.num_workers
     per_sample = FLOAT_BYTES * (batch.dense.shape[1] + (1 if len(batch.label) else 0))
     if setup.schema.has_bags:
@@ -101,14 +101,16 @@ def traffic(plan: Plan, setup: Setup) -> Traffic:
     entries_W += rows.sum((1, 2, 3))
     entries_K += rows.sum((0, 2, 3))
     hot = plan.replicated_U if len(plan.decision.mode_T) else np.empty(0, np.int64)
+    # A worker is told the slots of its touches, and slot and touch of every replicated row.
+    told_W = entries_W + np.diff(plan.touches.first_W) + 2 * len(hot)
     hot_bytes = int(setup.record_bytes_XA[GRADIENT][plan.rows.arena_U[hot]].sum())
     return Traffic(
         rows,
         sizes,
         plan.samples_W,
         _sample_bytes(plan, setup),
-        INDEX_BYTES * (entries_W + len(hot)),
-        2 * INDEX_BYTES * entries_K,
+        INDEX_BYTES * told_W,
+        INDEX_BYTES * entries_K,
         len(hot),
         hot_bytes,
     )

@@ -2,6 +2,8 @@
 
 A transfer may take long, so it has no short time-out; a rank whose beats stop is dead or cut off,
 and whoever waits for it would wait for ever. Then the process ends, whatever its threads wait for.
+A rank that is cut off itself may wait for the store's answer for ever, in spite of the store's own
+time-out: a thread of its own watches how long ago the last answer came.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -35,13 +38,17 @@ class Heartbeat:
         # Others must have ended by the time-out, and they need a moment to see it.
         self.patience_s = max(timeout_s - 3 * self.interval_s, timeout_s / 2)
         self._all_here = False
-        self._stop = threading.Event()
+        self._answered = time.monotonic()
+        self._stop, self._gone = threading.Event(), threading.Event()
+        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
         self.store.set_timeout(timedelta(seconds=self.patience_s))
         self.store.set(self._key(self.name), "0")
+        self._answered = time.monotonic()
         self._thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
     def __exit__(
@@ -53,10 +60,9 @@ class Heartbeat:
         self._stop.set()
         self._thread.join(2 * self.interval_s)
         if kind is None:
-            try:
+            with suppress(RuntimeError):  # the store's host left first: the job is over
                 self.store.set(self._key(self.name), LEFT)
-            except RuntimeError:
-                return  # the store's host left first: the job is over
+        self._gone.set()
 
     def _key(self, name: str) -> str:
         return f"beat/{name}"
@@ -70,9 +76,10 @@ class Heartbeat:
                 self.store.set(self._key(self.name), str(count))
                 found = self._read()
             except RuntimeError:
+                if self._stop.is_set():
+                    return  # the store's host left first: the job is over
                 self._end("lost contact with the host of the job's store")
-                return
-            now = time.monotonic()
+            now = self._answered = time.monotonic()
             for other, beat in found.items():
                 if beat != beats[other][0] or beat == LEFT.encode():
                     beats[other] = (beat, now)
@@ -87,9 +94,14 @@ class Heartbeat:
         values = self.store.multi_get(keys) if self._all_here else [b""] * len(keys)
         return dict(zip(self.others, values, strict=True))
 
-    def _end(self, reason: str) -> None:
-        if self._stop.is_set():
-            return
+    def _watch(self) -> None:
+        """End the process if the store does not answer: this rank is cut off, or the store is."""
+        while not self._gone.wait(self.interval_s):
+            if time.monotonic() - self._answered > self.patience_s:
+                self._end(f"no answer from the host of the job's store for {self.patience_s:.0f} s")
+
+    def _end(self, reason: str) -> NoReturn:
+        self._ending.acquire()  # never released: one thread speaks, and the process ends
         sys.stderr.write(f"embroute: {self.name}: {reason}; ending\n")
         sys.stderr.flush()
         os._exit(EXIT_CODE)

@@ -28,6 +28,7 @@ class Note:
 
     verb: int
     arrays: list[Array]
+    nbytes: int = 0  # on the wire
 
 
 def post(channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]) -> int:
@@ -45,7 +46,7 @@ def receive(channel: Channel) -> Note:
     channel.swap([], [(COORDINATOR, head.view(np.uint8))])
     body = np.empty(int(head[1]), np.uint8)
     channel.swap([], [(COORDINATOR, body)])
-    return Note(int(head[0]), unpack(body))
+    return Note(int(head[0]), unpack(body), head.nbytes + body.nbytes)
 
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from embroute.runtime.checkpoint_files import (
     Identity,
 )
 from embroute.runtime.feed import Feed, SampleFeed
+from embroute.runtime.meter import Meter, StepLog
 from embroute.runtime.optim import RowOptimizer, row_optimizer
 from embroute.runtime.places import Places
 from embroute.runtime.routed import Desk, RoutedLayer
@@ -70,6 +72,10 @@ class Settings(TypedDict, total=False):
     tables: Path | str  # initial values
     extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
     stop: threading.Event  # asks for a checkpoint and an early end
+    debug: str  # steps: count what moves step by step; versions: let versions travel with rows
+
+
+DEBUG = ("steps", "versions")
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,13 @@ class Job:
     def widths(self) -> Widths:
         """Columns of records."""
         dtype = np.dtype(str(self.weights[0].dtype)[6:])
-        return Widths(self.places, self.optimizer, dtype)
+        stamped = self.settings.get("debug") == "versions"
+        return Widths(self.places, self.optimizer, dtype, stamped)
+
+    @property
+    def meter(self) -> Meter:
+        """A meter of this rank."""
+        return Meter(log=StepLog() if self.settings.get("debug") == "steps" else None)
 
     @property
     def saving(self) -> Saving | None:
@@ -120,6 +132,10 @@ def check_names(settings: Settings) -> None:
     if unknown:
         known = ", ".join(Settings.__annotations__)
         raise ValueError(f"prepare: unknown setting {unknown[0]!r} (known: {known})")
+    if settings.get("debug", DEBUG[0]) not in DEBUG:
+        raise ValueError(f"debug= must be one of {', '.join(DEBUG)}, got {settings['debug']!r}")
+    if settings.get("debug") == "versions" and settings.get("resume"):
+        raise ValueError("debug='versions': a checkpoint holds no versions, so it must not resume")
 
 
 def describe(
@@ -131,8 +147,11 @@ def describe(
     """Find the tables, take them out of model and optimizer, and size the caches."""
     feed, weights, widths = _tables(model, settings)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    rows, rate = _take_out(weights, optimizers, settings.get("decay", 0.0))
-    policy = make_policy(settings.get("policy", "esd(1)"))
+    decay = settings.get("decay", 0.0)
+    if not 0 <= decay < math.inf:
+        raise ValueError(f"decay= must be at least 0, got {decay:g}")
+    rows, rate = _take_out(weights, optimizers, decay)
+    policy = trainable(settings.get("policy", "esd(1)"))
     setup = Setup(
         feed.schema,
         _cluster(seat, settings),
@@ -154,6 +173,17 @@ def describe(
     return Job(
         seat, settings, feed, policy, setup, rows, rate, weights, desk, layers, model, optimizers
     )
+
+
+def trainable(name: str) -> Policy:
+    """A policy by name; every worker of a job takes part in it."""
+    policy = make_policy(name)
+    if policy.workers != "all":
+        raise ValueError(
+            f"--policy {name!r}: workers={policy.workers} is for compare and simulate; in training "
+            f"leave a worker out by a share of 0, e.g. --quotas 1,1,0"
+        )
+    return policy
 
 
 def _cluster(seat: Seat, settings: Settings) -> Cluster:

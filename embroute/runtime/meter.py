@@ -10,9 +10,25 @@ import numpy.typing as npt
 
 from embroute.cost import KIND_NAMES
 from embroute.kernels.codes import NUM_KINDS
-from embroute.runtime.script import Block
+from embroute.runtime.parcels import Item
 
 I64 = npt.NDArray[np.int64]
+
+
+@dataclass
+class StepLog:
+    """What moved by order of each step's plan, wherever its phases fell. Drains count by the step
+    that follows them."""
+
+    rows: dict[tuple[int, int], I64] = field(default_factory=dict)  # by step and peer
+    bytes: dict[tuple[int, int], I64] = field(default_factory=dict)
+    note_bytes: dict[int, int] = field(default_factory=dict)
+
+    def block(self, item: Item, kinds: I64, row_bytes: int) -> None:
+        """Count the rows of a block."""
+        key = (item.step, item.block.peer)
+        self.rows[key] = self.rows.get(key, 0) + kinds
+        self.bytes[key] = self.bytes.get(key, 0) + kinds * row_bytes
 
 
 @dataclass
@@ -28,12 +44,22 @@ class Meter:
     other_bytes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: int = 0
+    log: StepLog | None = None  # grows with the run: only where somebody wants to know
 
-    def block(self, block: Block, nbytes: int) -> None:
+    def block(self, item: Item, nbytes: int) -> None:
         """Count the rows of a block."""
-        kinds = np.array(block.kinds, np.int64)
+        block = item.block
+        kinds, row_bytes = np.array(block.kinds, np.int64), nbytes // max(1, len(block.where))
         self.rows[block.peer] += kinds
-        self.bytes[block.peer] += kinds * (nbytes // max(1, len(block.where)))
+        self.bytes[block.peer] += kinds * row_bytes
+        if self.log is not None:
+            self.log.block(item, kinds, row_bytes)
+
+    def note(self, step: int, nbytes: int) -> None:
+        """Count what the coordinator said of a step: samples, slots, lists of transfers."""
+        self.other_bytes["notes"] += nbytes
+        if self.log is not None:
+            self.log.note_bytes[step] = self.log.note_bytes.get(step, 0) + nbytes
 
     @property
     def rows_by_kind(self) -> I64:

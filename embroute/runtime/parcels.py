@@ -19,10 +19,18 @@ _RATE_BYTES = 8
 
 
 class Item(NamedTuple):
-    """A block, and the step that made what it holds."""
+    """A block, and the step whose plan orders it: that made the gradients it may hold."""
 
     step: int
     block: Block
+
+
+OUTSIDE = -1  # the step of what no plan orders: evaluations, refills
+
+
+def items(step: int, blocks: Iterable[Block]) -> list[Item]:
+    """Blocks of one step."""
+    return [Item(step, block) for block in blocks]
 
 
 class Staged(NamedTuple):

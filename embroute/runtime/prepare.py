@@ -38,15 +38,17 @@ from embroute.runtime.checkpoint_files import (
 )
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
+from embroute.runtime.gather import gather
 from embroute.runtime.inbox import DRAIN, LOOK, REFILL, SAVE, STEP, STOP, announce, listen
 from embroute.runtime.job import Job, Settings, check_names, describe
 from embroute.runtime.meter import Meter
 from embroute.runtime.run import Courier, Dense, Run
-from embroute.runtime.saving import WorkerPart, answer, finish, load_state
+from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
+from embroute.runtime.stamps import Stamps
 from embroute.runtime.store import CacheStore, ShardStore
 from embroute.runtime.worker import Rows
 
@@ -83,6 +85,14 @@ class Prepared:
         """This worker's held-out samples; see `Run.held_out`."""
         return iter(()) if self.run is None else self.run.held_out()
 
+    def gather(self, own: torch.Tensor) -> torch.Tensor | None:
+        """All workers' tensors one after the other, at the first worker; elsewhere None.
+
+        Every worker must call it, at the same point of its loop.
+        """
+        parts = gather(self._worker.seat, own.detach().cpu().numpy())
+        return torch.from_numpy(np.concatenate(parts)) if parts else None
+
     @property
     def evaluation_due(self) -> bool:
         """Whether the held-out data follows this step."""
@@ -92,6 +102,12 @@ class Prepared:
     def loss(self) -> float:
         """Mean loss of the last step over all workers' samples."""
         return self._worker.loss
+
+    @property
+    def stamps(self) -> Stamps | None:
+        """With `debug="versions"`: what this rank read, updated or took in; see `audit`."""
+        store = self.run.rows.store if self.run else self.shard.store if self.shard else None
+        return None if store is None else store.stamps
 
     @property
     def is_first_worker(self) -> bool:
@@ -152,6 +168,7 @@ def _agree(job: Job) -> Resume | None:
     check_identity(manifest.identity, job.identity, Path(told))
     shape = (job.seat.num_workers, job.seat.num_shards, job.policy.name)
     same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
+    same = same and same_caches(Path(told), job.setup)
     return Resume(Path(told), same)
 
 
@@ -239,7 +256,7 @@ def _serve(job: Job, resume: Resume | None) -> Shard:
         load_shard(resume.path, store, places, seat.index)
     else:
         _initialise(store, job)
-    shard = Shard(store, widths, seat.rows, seat.workers)
+    shard = Shard(store, widths, seat.rows, seat.workers, job.meter)
     notes = listen(seat.plans)
     while (note := notes.get()).verb != STOP:
         if note.verb == STEP:
@@ -287,7 +304,7 @@ def _join(job: Job, resume: Resume | None) -> Run:
     seat = job.seat
     deltas = job.policy.sync.record == DELTA
     store = CacheStore(seat.index, job.places, job.widths, job.optimizer, deltas)
-    rows = Rows(store, job.widths, seat.rows, seat.shards)
+    rows = Rows(store, job.widths, seat.rows, seat.shards, job.meter)
     dense = Dense(job.model, seat)
     extras = job.settings.get("extras", {})
     own = None if job.policy.exact else store

@@ -116,7 +116,7 @@ class Courier:
 
     def _step(self, note: Note) -> None:
         work = read_work(note.arrays, len(self.rows.widths.values), self.feed)
-        self.rows.meter.other_bytes["notes"] += sum(array.nbytes for array in note.arrays)
+        self.rows.meter.note(work.step, note.nbytes)
         self.rows.early(work.step, work.orders)
         self._wait_for_compute()
         self.rows.urgent(work.step, work.orders)
@@ -147,6 +147,7 @@ class Dense:
     def __init__(self, model: nn.Module, seat: Seat) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.seat, self.sent_bytes = seat, 0
+        self.finite = True  # whether all sums of the last step were
         state = [p.data for p in model.parameters()] + list(model.buffers())
         self._share(state)
 
@@ -171,6 +172,7 @@ class Dense:
         parts = [*grads, *(part.reshape(-1) for part in extra), tail]
         flat = torch.cat([part.to(dtype) for part in parts])
         self.seat.dense.sum(flat)
+        self.finite = bool(flat.sum().isfinite())  # one that is not spoils the sum
         workers = self.seat.num_workers  # a ring sends every byte but its own share twice
         self.sent_bytes += 2 * (workers - 1) * flat.nbytes // workers
         sums = list(torch.split(flat, [len(part) for part in parts]))
@@ -234,6 +236,8 @@ class Run:
             if not isinstance(item, Work):
                 continue
             self.work = item
+            if self.rows.store.stamps is not None:
+                self.rows.store.stamps.read(item.step, item.slot_AT)
             self._desk.begin(self._reading(item, self.rows.store.records, item.slot_AT))
             yield self._courier.feed.part(item.dealt)
             if self._desk.reading is not None:
@@ -298,10 +302,12 @@ class Run:
             # Replicas may leave with the urgent pushes: they are updated before those.
             self._update_replicas(work, sums)
             self._finish(work, grads)
-        if not math.isfinite(self.loss):
+        if not (self._dense.finite and math.isfinite(self.loss)):
+            finite = math.isfinite(self.loss)
+            what = "the gradients are not finite" if finite else f"the loss is {self.loss}"
             raise ValueError(
-                f"step {about.step}: the loss is {self.loss}; lower the learning rate, or look "
-                f"for inf and nan in the data"
+                f"step {about.step}: {what}; lower the learning rate, or look for inf and nan in "
+                f"the data"
             )
         return self.loss
 

@@ -13,8 +13,10 @@ import torch
 
 from embroute.kernels.codes import EARLY, FRESH, MISS_PULL, ROW, VALUE_STATE
 from embroute.kernels.transfers import Transfers
+from embroute.policy.setup import Setup
 from embroute.policy.state import State, held
 from embroute.runtime.checkpoint import (
+    BRAIN,
     Position,
     Stateful,
     Training,
@@ -30,6 +32,7 @@ from embroute.runtime.checkpoint_files import (
     FileInfo,
     Identity,
     Manifest,
+    TensorFile,
     commit,
     partial,
     read_manifest,
@@ -107,8 +110,13 @@ class WorkerPart:
             torch.set_rng_state(load_cache(path, self.worker, self.cache))
 
 
+def same_caches(path: Path, setup: Setup) -> bool:
+    """Whether the job's caches have the sizes that they had in a checkpoint."""
+    return np.array_equal(TensorFile(path / BRAIN).rows("capacity_WA"), setup.capacity_WA)
+
+
 def load_state(path: Path, state: State, same_place: bool) -> None:
-    """Continue the brain where it was; another topology starts with empty caches."""
+    """Continue the brain where it was; a job of another shape starts with empty caches."""
     if same_place:
         load_brain(path, state)
     state.step = read_manifest(path).step

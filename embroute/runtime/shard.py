@@ -9,7 +9,16 @@ from embroute.kernels.codes import GRADIENT
 from embroute.runtime.exchange import Channel
 from embroute.runtime.inbox import Note
 from embroute.runtime.meter import Meter
-from embroute.runtime.parcels import Buffers, Item, Parcel, Pending, parcel_bytes, unwrap
+from embroute.runtime.parcels import (
+    OUTSIDE,
+    Buffers,
+    Item,
+    Parcel,
+    Pending,
+    items,
+    parcel_bytes,
+    unwrap,
+)
 from embroute.runtime.script import (
     EARLY_LEAVE,
     EARLY_PULL,
@@ -29,10 +38,15 @@ class Shard:
     """Carries out the phases of each step on the shard's side."""
 
     def __init__(
-        self, store: ShardStore, widths: Widths, channel: Channel, workers: Sequence[str]
+        self,
+        store: ShardStore,
+        widths: Widths,
+        channel: Channel,
+        workers: Sequence[str],
+        meter: Meter,
     ) -> None:
         self.store, self.widths, self.channel, self.workers = store, widths, channel, workers
-        self.meter = Meter()
+        self.meter = meter
         self._lazy: Pending[Item] = Pending()
         self._leaving: Pending[Item] = Pending()
         self._urgent: list[Item] = []
@@ -41,18 +55,19 @@ class Shard:
     def step(self, note: Note) -> None:
         """Both phases before a step: updates come in, then rows go out."""
         meta, heads, index = note.arrays[:3]
-        step, orders = int(meta[0]), Orders.read(heads, index)
+        step, orders = self._at(int(meta[0])), Orders.read(heads, index)
+        self.meter.note(step, note.nbytes)
         began = time.perf_counter()
         waiting = self._lazy.take(step) + self._leaving.take(step)
-        self._land(waiting + _items(step, orders.at(EARLY_PUSH)))
-        self._send(orders.at(EARLY_PULL))
-        self._leaving.add(step + 1, _items(step, orders.at(EARLY_LEAVE)))
+        self._land(waiting + items(step, orders.at(EARLY_PUSH)))
+        self._send(items(step, orders.at(EARLY_PULL)))
+        self._leaving.add(step + 1, items(step, orders.at(EARLY_LEAVE)))
         early = time.perf_counter()
-        self._land(self._urgent + _items(step - 1, orders.at(URGENT_PUSH)))
-        self._send(orders.at(LATE_PULL))
-        self._leaving.add(step + 1, _items(step, orders.at(URGENT_LEAVE)))
-        self._urgent = _items(step, orders.at(URGENT_UPDATE))
-        self._lazy.add(step + 2, _items(step, orders.at(LAZY_UPDATE)))
+        self._land(self._urgent + items(step, orders.at(URGENT_PUSH)))
+        self._send(items(step, orders.at(LATE_PULL)))
+        self._leaving.add(step + 1, items(step, orders.at(URGENT_LEAVE)))
+        self._urgent = items(step, orders.at(URGENT_UPDATE))
+        self._lazy.add(step + 2, items(step, orders.at(LAZY_UPDATE)))
         self.meter.seconds["early"] += early - began
         self.meter.seconds["urgent"] += time.perf_counter() - early
         self.meter.steps += 1
@@ -60,19 +75,25 @@ class Shard:
     def drain(self, note: Note) -> None:
         """Everything that is still on its way, and every update that workers keep."""
         meta, heads, index = note.arrays[:3]
-        orders = Orders.read(heads, index)
-        items = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-        self._land(items + _items(int(meta[0]), orders.at(URGENT_PUSH)))
+        step, orders = self._at(int(meta[0])), Orders.read(heads, index)
+        waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
+        self._land(waiting + items(step, orders.at(URGENT_PUSH)))
         self._urgent = []
+
+    def _at(self, step: int) -> int:
+        """What lands now is there for the reads of this step."""
+        if self.store.stamps is not None:
+            self.store.stamps.step = step
+        return step
 
     def serve(self, blocks: Sequence[Block]) -> None:
         """Send rows outside of a step."""
-        self._send(blocks)
+        self._send(items(OUTSIDE, blocks))
 
-    def _land(self, items: Sequence[Item]) -> None:
+    def _land(self, expected: Sequence[Item]) -> None:
         """Receive blocks and carry them out: worker by worker, each row's gradients summed."""
         mine = [
-            (worker, [item for item in items if item.block.peer == worker])
+            (worker, [item for item in expected if item.block.peer == worker])
             for worker in range(len(self.workers))
         ]
         mine = [(worker, own) for worker, own in mine if own]
@@ -85,10 +106,10 @@ class Shard:
             unwrap(own, data, self.widths) for (_, own), data in zip(mine, buffers, strict=True)
         ]
         for parcel in parcels:
-            for (_, block), rows in parcel.blocks:
-                self.meter.block(block, rows.nbytes)
-                if block.record != GRADIENT:
-                    self.store.write(block, rows)
+            for item, rows in parcel.blocks:
+                self.meter.block(item, rows.nbytes)
+                if item.block.record != GRADIENT:
+                    self.store.write(item.block, rows)
         self._update(parcels)
 
     def _update(self, parcels: Sequence[Parcel]) -> None:
@@ -109,19 +130,15 @@ class Shard:
             ]
             self.store.update(pushed, rates[step], step)
 
-    def _send(self, blocks: Sequence[Block]) -> None:
+    def _send(self, wanted: Sequence[Item]) -> None:
         sends = []
         for worker, name in enumerate(self.workers):
-            items = _items(0, [block for block in blocks if block.peer == worker])
-            if not items:
+            mine = [item for item in wanted if item.block.peer == worker]
+            if not mine:
                 continue
-            message = self._buffers.take("out", worker, parcel_bytes(items, self.widths))
-            for (_, block), rows in unwrap(items, message, self.widths).blocks:
-                self.store.read(block, rows)
-                self.meter.block(block, rows.nbytes)
+            message = self._buffers.take("out", worker, parcel_bytes(mine, self.widths))
+            for item, rows in unwrap(mine, message, self.widths).blocks:
+                self.store.read(item.block, rows)
+                self.meter.block(item, rows.nbytes)
             sends.append((name, message))
         self.channel.swap(sends, [])
-
-
-def _items(step: int, blocks: Sequence[Block]) -> list[Item]:
-    return [Item(step, block) for block in blocks]

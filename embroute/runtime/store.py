@@ -15,6 +15,7 @@ from embroute.kernels.rows import Floats, gather, merge, scatter, scatter_add
 from embroute.runtime.optim import RowOptimizer
 from embroute.runtime.places import Places
 from embroute.runtime.script import Block
+from embroute.runtime.stamps import NUM_STAMPS, cache_stamps, shard_stamps
 
 I64 = npt.NDArray[np.int64]
 
@@ -22,14 +23,25 @@ I64 = npt.NDArray[np.int64]
 class Widths:
     """Columns of each kind of record in each arena."""
 
-    def __init__(self, places: Places, optimizer: RowOptimizer, dtype: npt.DTypeLike) -> None:
+    def __init__(
+        self,
+        places: Places,
+        optimizer: RowOptimizer,
+        dtype: npt.DTypeLike,
+        stamped: bool = False,  # records travel with their versions
+    ) -> None:
         self.values = places.setup.arenas
         self.whole = tuple(width + optimizer.state_width(width) for width in self.values)
-        self.dtype = np.dtype(dtype)
+        self.dtype, self.stamped = np.dtype(dtype), stamped
+
+    def own_columns(self, block: Block) -> int:
+        """Columns of a block in the store it comes from."""
+        return (self.values if block.record in (VALUE, GRADIENT) else self.whole)[block.arena]
 
     def columns(self, block: Block) -> int:
-        """Columns of a block."""
-        return (self.values if block.record in (VALUE, GRADIENT) else self.whole)[block.arena]
+        """Columns of a block on its way."""
+        stamped = self.stamped and block.record != GRADIENT
+        return self.own_columns(block) + (NUM_STAMPS if stamped else 0)
 
     def nbytes(self, block: Block) -> int:
         """Bytes of a block."""
@@ -48,13 +60,21 @@ class ShardStore:
             records[:, width:] = optimizer.initial_state
             self.records.append(records)
         self._place = [np.full(count, -1, np.int32) for count in counts]
+        self.stamps = shard_stamps(shard, places) if widths.stamped else None
 
     def read(self, block: Block, out: Floats) -> None:
         """The rows of a pull."""
-        gather(self.records[block.arena], block.where, out)
+        if self.stamps is None:
+            gather(self.records[block.arena], block.where, out)
+            return
+        rows = np.empty((len(block.where), self.widths.own_columns(block)), self.widths.dtype)
+        gather(self.records[block.arena], block.where, rows)
+        out[:] = self.stamps.attach(block, rows)
 
     def write(self, block: Block, rows: Floats) -> None:
         """Records that come home, or deltas that are added."""
+        if self.stamps is not None:
+            rows = self.stamps.land(block, rows)
         put = scatter_add if block.record == DELTA else scatter
         put(self.records[block.arena], block.where, rows)
 
@@ -69,6 +89,8 @@ class ShardStore:
             sums = np.concatenate([rows for _, rows in mine])
             distinct = merge(index, sums, self._place[arena], sums)
             optimizer.update(records, distinct, sums[: len(distinct)], step + 1)
+            if self.stamps is not None:
+                self.stamps.update(arena, distinct, step)
 
 
 class CacheStore:
@@ -81,21 +103,27 @@ class CacheStore:
         shapes = list(zip(places.setup.capacity_WA[worker], widths.whole, strict=True))
         self.records: list[Floats] = [np.zeros(shape, widths.dtype) for shape in shapes]
         self.bases = [np.zeros(shape, widths.dtype) for shape in shapes] if deltas else []
+        sizes = [slots for slots, _ in shapes]
+        self.stamps = cache_stamps(sizes) if widths.stamped else None
 
     def read(self, block: Block, grads: Sequence[Floats]) -> Floats:
         """The rows of a push; gradients come from `grads`, one array an arena."""
         source = grads[block.arena] if block.record == GRADIENT else self.records[block.arena]
-        out = np.empty((len(block.where), self.widths.columns(block)), self.widths.dtype)
+        out = np.empty((len(block.where), self.widths.own_columns(block)), self.widths.dtype)
         gather(source, block.where, out)
         if block.record == DELTA:
             base = np.empty_like(out)
             gather(self.bases[block.arena], block.where, base)
             scatter(self.bases[block.arena], block.where, out)
             out -= base
+        if self.stamps is not None and block.record != GRADIENT:
+            return self.stamps.attach(block, out)
         return out
 
     def write(self, block: Block, rows: Floats) -> None:
         """Rows that arrive; their deltas count from here."""
+        if self.stamps is not None:
+            rows = self.stamps.arrive(block, rows)
         scatter(self.records[block.arena], block.where, rows)
         if self.bases and block.record == VALUE_STATE:
             scatter(self.bases[block.arena], block.where, rows)
@@ -103,3 +131,5 @@ class CacheStore:
     def apply(self, arena: int, slots: npt.NDArray[np.int32], grads: Floats, step: int) -> None:
         """Let the optimizer update rows here."""
         self.optimizer.update(self.records[arena], slots, grads, step + 1)
+        if self.stamps is not None:
+            self.stamps.update(arena, slots, step)

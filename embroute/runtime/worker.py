@@ -12,7 +12,17 @@ from embroute.kernels.rows import Floats
 from embroute.runtime.exchange import Channel
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import Work
-from embroute.runtime.parcels import Buffers, Item, Pending, Staged, parcel_bytes, unwrap, wrap
+from embroute.runtime.parcels import (
+    OUTSIDE,
+    Buffers,
+    Item,
+    Pending,
+    Staged,
+    items,
+    parcel_bytes,
+    unwrap,
+    wrap,
+)
 from embroute.runtime.script import (
     EARLY_LEAVE,
     EARLY_PULL,
@@ -35,10 +45,15 @@ class Rows:
     """
 
     def __init__(
-        self, store: CacheStore, widths: Widths, channel: Channel, shards: Sequence[str]
+        self,
+        store: CacheStore,
+        widths: Widths,
+        channel: Channel,
+        shards: Sequence[str],
+        meter: Meter,
     ) -> None:
         self.store, self.widths, self.channel, self.shards = store, widths, channel, shards
-        self.meter = Meter()
+        self.meter = meter
         self._lazy: Pending[Staged] = Pending()
         self._leaving: Pending[Staged] = Pending()
         self._urgent: list[Staged] = []
@@ -51,7 +66,7 @@ class Rows:
         leaving = self._stage(step, orders.at(EARLY_LEAVE))
         pushes = self._lazy.take(step) + self._leaving.take(step)
         pushes += self._stage(step, orders.at(EARLY_PUSH))
-        self._swap(pushes, orders.at(EARLY_PULL))
+        self._swap(pushes, items(step, orders.at(EARLY_PULL)))
         self._leaving.add(step + 1, leaving)
         self.meter.seconds["early"] += time.perf_counter() - began
 
@@ -59,8 +74,8 @@ class Rows:
         """Between two computes: updates that others wait for, rows that had to wait for them."""
         began = time.perf_counter()
         leaving = self._stage(step, orders.at(URGENT_LEAVE))
-        pushes = self._urgent + self._stage(step - 1, orders.at(URGENT_PUSH))
-        self._swap(pushes, orders.at(LATE_PULL))
+        pushes = self._urgent + self._stage(step, orders.at(URGENT_PUSH))
+        self._swap(pushes, items(step, orders.at(LATE_PULL)))
         self._urgent = []
         self._leaving.add(step + 1, leaving)
         self.meter.seconds["urgent"] += time.perf_counter() - began
@@ -88,43 +103,40 @@ class Rows:
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        return [rows.copy() for _, rows in self._receive([], blocks)]
+        arrived = self._receive([], items(OUTSIDE, blocks))
+        return [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
 
     def refill(self, orders: Orders) -> None:
         """Put copies back into their slots."""
-        self._swap([], orders.blocks)
+        self._swap([], items(OUTSIDE, orders.blocks))
 
     def _stage(
         self, step: int, blocks: Sequence[Block], grads: Sequence[Floats] = ()
     ) -> list[Staged]:
-        return [Staged(Item(step, block), self.store.read(block, grads)) for block in blocks]
+        return [Staged(item, self.store.read(item.block, grads)) for item in items(step, blocks)]
 
-    def _swap(self, pushes: Sequence[Staged], pulls: Sequence[Block]) -> None:
-        for block, rows in self._receive(pushes, pulls):
-            self.store.write(block, rows)
+    def _swap(self, pushes: Sequence[Staged], pulls: Sequence[Item]) -> None:
+        for item, rows in self._receive(pushes, pulls):
+            self.store.write(item.block, rows)
 
-    def _receive(
-        self, pushes: Sequence[Staged], pulls: Sequence[Block]
-    ) -> list[tuple[Block, Floats]]:
+    def _receive(self, pushes: Sequence[Staged], pulls: Sequence[Item]) -> list[Staged]:
         """Send pushes and receive pulls, one message per shard and direction."""
         sends, receives, expected = [], [], []
         for shard, name in enumerate(self.shards):
             own = [entry for entry in pushes if entry.item.block.peer == shard]
             if own:
                 sends.append((name, wrap(own, self._rates)))
-            items = [Item(0, block) for block in pulls if block.peer == shard]
-            if items:
-                size = parcel_bytes(items, self.widths)
+            mine = [item for item in pulls if item.block.peer == shard]
+            if mine:
+                size = parcel_bytes(mine, self.widths)
                 receives.append((name, self._buffers.take("in", shard, size)))
-                expected.append(items)
+                expected.append(mine)
         self.channel.swap(sends, receives)
         arrived = [
-            (entry.item.block, entry.rows)
-            for items, (_, data) in zip(expected, receives, strict=True)
-            for entry in unwrap(items, data, self.widths).blocks
+            entry
+            for mine, (_, data) in zip(expected, receives, strict=True)
+            for entry in unwrap(mine, data, self.widths).blocks
         ]
-        for entry in pushes:
-            self.meter.block(entry.item.block, entry.rows.nbytes)
-        for block, rows in arrived:
-            self.meter.block(block, rows.nbytes)
+        for item, rows in (*pushes, *arrived):
+            self.meter.block(item, rows.nbytes)
         return arrived

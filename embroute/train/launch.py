@@ -16,6 +16,7 @@ from embroute.runtime.heartbeat import EXIT_CODE
 from embroute.train.run_file import RunFile
 
 RUN_FILE = "run.yaml"
+SAVING_S = 3600  # for the checkpoint after a SIGTERM
 _FOLLOWERS = (EXIT_CODE, -signal.SIGTERM)
 
 
@@ -33,6 +34,9 @@ def launch(run: RunFile, restarts: int) -> None:
     (ranks,) = layout.nodes.values()
     # One thread per rank: several ranks share the machine's cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # After a SIGTERM torch kills ranks that have not ended in time; a checkpoint may take longer
+    # than its 30 seconds. By a variable, because older versions have no such option.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_S))
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,

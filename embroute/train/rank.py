@@ -24,6 +24,7 @@ from embroute.data.stream import batches
 from embroute.models.catalog import ModelOptions, make_model
 from embroute.models.samples import Samples
 from embroute.policy.setup import dims
+from embroute.runtime.gather import gather
 from embroute.runtime.inbox import announce
 from embroute.runtime.job import Settings
 from embroute.runtime.optim import RowWiseAdagrad
@@ -180,22 +181,6 @@ def scores_of(model: nn.Module, run: Run) -> tuple[F32, F32]:
             labels.append(samples.label.float().cpu().numpy())
     model.train()
     return np.concatenate(scores), np.concatenate(labels)
-
-
-def gather(seat: Seat, own: F32) -> list[F32]:
-    """All workers' arrays, at the first worker; nothing elsewhere."""
-    first, *others = seat.workers
-    if seat.index:
-        size = np.array([len(own)], np.int64)
-        seat.dense.swap([(first, size.view(np.uint8))], [])
-        seat.dense.swap([(first, np.ascontiguousarray(own).view(np.uint8))] if len(own) else [], [])
-        return []
-    sizes = [np.zeros(1, np.int64) for _ in others]
-    seat.dense.swap([], [(p, s.view(np.uint8)) for p, s in zip(others, sizes, strict=True)])
-    found = [np.empty(int(size[0]), np.float32) for size in sizes]
-    pairs = [(peer, part) for peer, part in zip(others, found, strict=True) if len(part)]
-    seat.dense.swap([], [(peer, part.view(np.uint8)) for peer, part in pairs])
-    return [own, *found]
 
 
 def metrics_of(scores: F32, labels: F32) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -13,10 +14,13 @@ from embroute.config import parse_number, parse_size
 from embroute.cost import OPTIMIZERS
 from embroute.data.open import DataOptions
 from embroute.models.catalog import MODELS
-from embroute.policy.catalog import make_policy
+from embroute.runtime.job import trainable
 from embroute.runtime.layout import Layout, on_one_node
 
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
+_LEAST: dict[str, int] = dict.fromkeys(("batch", "epochs", "keep", "peer_timeout"), 1)
+_LEAST |= dict.fromkeys(("steps", "evaluate_every", "checkpoint_every", "warmup_steps", "seed"), 0)
+_LEAST |= dict.fromkeys(("decay", "clip"), 0)
 
 
 @dataclass(frozen=True)
@@ -65,20 +69,26 @@ class RunFile:
         _one_of("--model", self.model, tuple(MODELS))
         _one_of("--pooling", self.pooling, ("sum", "mean"))
         _one_of("--dtype", self.dtype, ("float32", "float64"))
-        for name in ("batch", "epochs", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "evaluate_every", "checkpoint_every", "warmup_steps", "seed"):
-            if getattr(self, name) < 0:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} must be at least 0, got {getattr(self, name)}")
+        for name, least in _LEAST.items():
+            if not least <= getattr(self, name) < math.inf:  # nan is not, either
+                raise ValueError(
+                    f"{_option(name)} must be at least {least}, got {getattr(self, name):g}"
+                )
         for name in ("lr", "dense_lr"):
-            if not getattr(self, name) > 0:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} must be above 0, got {getattr(self, name):g}")
-        make_policy(self.policy)
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{_option(name)} must be above 0, got {getattr(self, name):g}")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"--held-out must be at least 0 and below 1, got {self.held_out:g}")
+        _widths("--hidden", self.hidden, self.hidden.split(",") if self.hidden else [])
+        _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
+        trainable(self.policy)
         parse_size("--cache", self.cache)
-        self.layout()
+        workers = self.cluster().num_workers
+        shares = self.shares()
+        if shares and (len(shares) != workers or not sum(shares)):
+            raise ValueError(
+                f"--quotas needs {workers} shares, one a worker and not all 0, got {self.quotas!r}"
+            )
 
     def layout(self) -> Layout:
         """Who sits where; without `nodes` everyone on one machine."""
@@ -131,6 +141,17 @@ class RunFile:
             if getattr(self, entry.name) != _default(entry.name)
         }
         path.write_text(yaml.safe_dump(_plain(values), sort_keys=False))
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _widths(option: str, text: str, parts: list[str]) -> None:
+    """Refuse what is no list of widths; what it means depends on the data."""
+    for part in parts:
+        if not part.strip().isdigit() or int(part) < 1:
+            raise ValueError(f"{option} {text!r}: a width must be a whole number from 1")
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,0 +1,142 @@
+"""AUC of bounded staleness beside the best that any model could reach, on labels of a known model.
+
+`python -m benchmarks.staleness --seeds 3`
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.record import markdown, record
+from embroute.data.batch import Batch
+from embroute.data.planted import expected_auc
+from embroute.data.stream import batches
+from embroute.data.synthetic import SyntheticSource
+from embroute.data.synthetic_presets import PRESETS
+from embroute.models.catalog import ModelOptions, make_model
+from embroute.models.samples import Samples
+from embroute.runtime.local import run_local
+from embroute.runtime.prepare import prepare
+from embroute.runtime.seat import Seat
+from embroute.train.rank import evaluate
+
+BOUNDS = (0, 10, 100, 1000, 10_000)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small click log, and a job that trains on all of it but its end."""
+
+    samples: int = 200_000
+    held_out: int = 40_000
+    rows: int = 2000  # of a table, at most
+    workers: int = 4
+    batch: int = 128  # of a worker
+    dim: int = 8
+    cache: float = 0.25
+    seed: int = 0
+
+    @property
+    def source(self) -> SyntheticSource:
+        """Criteo's fields, with smaller tables."""
+        preset = PRESETS["criteo-kaggle"]
+        laws = tuple(replace(law, num_rows=min(law.num_rows, self.rows)) for law in preset.fields)
+        knobs = replace(preset.knobs, samples=self.samples, seed=self.seed)
+        return SyntheticSource(replace(preset, fields=laws), knobs)
+
+    def split(self) -> tuple[list[Batch], list[Batch]]:
+        """Batches to train on, and batches held out."""
+        size = self.workers * self.batch
+        found = list(batches(self.source, size))
+        trained = (self.samples - self.held_out) // size
+        return found[:trained], found[trained:]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run came to."""
+
+    auc: float
+    best_auc: float
+    hits: int
+    touches: int
+
+
+def train(case: Case, bound: int) -> Found:
+    """Train DeepFM in one process, every rank a thread."""
+    source, (trained, held_out) = case.source, case.split()
+    true = [source.planted_probability(batch) for batch in held_out]
+    model = make_model("deepfm", source.schema, case.dim, ModelOptions((64, 32), seed=case.seed))
+    first = model.state_dict()
+
+    def rank(seat: Seat) -> tuple[float, int, int]:
+        own = make_model("deepfm", source.schema, case.dim, ModelOptions((64, 32)))
+        own.load_state_dict(first)
+        return _rank(case, f"het({bound})", seat, own, (trained, held_out))
+
+    results = run_local(case.workers, 1, rank)
+    auc, hits, touches = results["worker0"]
+    return Found(auc, expected_auc(np.concatenate(true)), hits, touches)
+
+
+def _rank(
+    case: Case,
+    policy: str,
+    seat: Seat,
+    model: nn.Module,
+    data: tuple[Sequence[Batch], Sequence[Batch]],
+) -> tuple[float, int, int]:
+    """One rank's part; at the first worker the AUC, and hits and touches of all workers."""
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.03)
+    settings = {"policy": policy, "cache": case.cache, "held_out": data[1]}
+    ready = prepare(model, optimizer, data[0], seat, **settings)  # type: ignore[arg-type]
+    hits = touches = 0
+    for samples in ready.loader:
+        assert isinstance(samples, Samples)
+        assert ready.run is not None
+        optimizer.zero_grad()
+        scores = model(samples)
+        ready.backward(nn.functional.binary_cross_entropy_with_logits(scores, samples.label))
+        optimizer.step()
+        assert ready.run.work is not None
+        hits += ready.run.work.about.hits
+        touches += ready.run.work.about.touches
+    metrics = evaluate(model, ready.run) if ready.run is not None else {}
+    return metrics.get("auc", float("nan")), hits, touches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for bound in BOUNDS:
+        runs = [train(Case(seed=seed), bound) for seed in range(given.seeds)]
+        aucs, bests = [run.auc for run in runs], [run.best_auc for run in runs]
+        share = sum(run.hits for run in runs) / sum(run.touches for run in runs)
+        cells = [f"{np.mean(aucs):.4f}", f"{np.mean(bests):.4f}"]
+        cells += [f"{np.mean(np.subtract(bests, aucs)):.4f}", f"{np.ptp(aucs):.4f}"]
+        rows.append([f"het({bound})", *cells, f"{100 * share:.1f} %"])
+        print(rows[-1], flush=True)
+    case = Case()
+    note = (
+        f"DeepFM, width {case.dim}, Adagrad; {case.workers} workers x {case.batch} samples in one "
+        f"process, caches of {100 * case.cache:.0f} % of the rows; the fields of criteo-kaggle "
+        f"with at most {case.rows:,} rows each, one pass over {case.samples - case.held_out:,} "
+        f"samples, AUC of the {case.held_out:,} that follow. The best possible AUC is that of the "
+        f"true probabilities of the same samples. Means over {given.seeds} seeds. `het(0)` is "
+        f"write-through and exact."
+    )
+    headings = ["policy", "AUC", "best possible", "gap", "spread over seeds", "hits"]
+    record("staleness", "AUC of bounded staleness", f"{note}\n\n{markdown(headings, rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What the simulator says a small job moves, step by step, to be held against what it did move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cluster import uniform
+from embroute.cost import Traffic
+from embroute.kernels.transfers import empty_counts, tally
+from embroute.policy.catalog import make_policy
+from embroute.policy.plan import Plan, drain, traffic
+from embroute.policy.plans import plans, start
+from embroute.policy.setup import Setup
+from embroute.runtime.job import Settings
+from embroute.runtime.tensor_feed import Layer, TensorFeed
+from tests.jobs import BATCH, SIZES, WIDTHS, Batch, Result, lookups, size_of
+
+I64 = npt.NDArray[np.int64]
+ITEM_BYTES = 8  # the jobs are in doubles, the simulator prices floats
+
+
+def feed() -> TensorFeed:
+    """How the job's coordinator reads batches."""
+    bags = (False, True, False)
+    layers = [
+        Layer(name, size, width, bag, bag, 0 if name == "items" else None)
+        for (name, size), width, bag in zip(SIZES.items(), WIDTHS, bags, strict=True)
+    ]
+    return TensorFeed(layers, lookups)
+
+
+class Promise(NamedTuple):
+    """The plans of a job with the traffic of each, and what is left for the drain at the end."""
+
+    setup: Setup
+    plans: list[Plan]
+    steps: list[Traffic]
+    drain_rows_WKI: I64
+    drain_bytes_WKI: I64
+
+
+def promise(
+    stream: Sequence[Batch], optimizer: str, topology: tuple[int, int], settings: Settings
+) -> Promise:
+    """Plan a whole job without running it."""
+    policy, own = make_policy(settings["policy"]), feed()
+    own.learn(stream[0])
+    setup = Setup(
+        own.schema,
+        uniform(*topology),
+        WIDTHS,
+        BATCH,
+        optimizer,
+        size_of(settings),
+        settings["quotas"],
+    )
+    batches = [own.batch(item) for item in stream]
+    seen = np.concatenate([batch.rows[batch.rows >= 0] for batch in batches])
+    state = start(policy, setup, np.bincount(seen, minlength=setup.schema.num_rows))
+    found = [step.plan for step in plans(policy, iter(batches), state)]
+    rows, size = empty_counts(*topology), empty_counts(*topology)
+    tally(drain(state, policy.sync.record), state.setup.record_bytes_XA, rows, size)
+    moved = [traffic(plan, state.setup) for plan in found]
+    return Promise(state.setup, found, moved, rows.sum(3), size.sum(3))
+
+
+def assert_kept(promised: Promise, results: Mapping[str, Result]) -> None:
+    """Rows and bytes by kind, of every step, worker and shard, as counted at both ends."""
+    rows_TWKI = [step.rows_WKIP.sum(3) for step in promised.steps] + [promised.drain_rows_WKI]
+    bytes_TWKI = [step.bytes_WKIP.sum(3) for step in promised.steps] + [promised.drain_bytes_WKI]
+    scale = ITEM_BYTES // 4
+    num_workers, num_shards = rows_TWKI[0].shape[:2]
+    for step, worker, shard in np.ndindex(len(rows_TWKI), num_workers, num_shards):
+        rows, size = rows_TWKI[step][worker, shard], scale * bytes_TWKI[step][worker, shard]
+        for owner, peer in ((f"worker{worker}", shard), (f"shard{shard}", worker)):
+            where = f"step {step}, {owner}, peer {peer}"
+            _assert_counted(results[owner], (step, peer), (rows, size), where)
+    for name, result in results.items():
+        log = result.meter.log
+        if log is not None and name != "coordinator":
+            assert max(step for step, _ in log.rows) <= len(promised.steps), name
+
+
+def _assert_counted(
+    result: Result, key: tuple[int, int], expected: tuple[I64, I64], where: str
+) -> None:
+    log = result.meter.log
+    assert log is not None
+    nothing = np.zeros_like(expected[0])
+    np.testing.assert_array_equal(log.rows.get(key, nothing), expected[0], err_msg=where)
+    np.testing.assert_array_equal(log.bytes.get(key, nothing), expected[1], err_msg=where)

@@ -1,0 +1,258 @@
+"""Mistakes and accidents of a run: one clear message, an honest exit code, nothing saved is harmed.
+
+Jobs run in one process here, except for those that need a launcher or a disk (slow).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from embroute.cli import main
+from embroute.runtime.checkpoint_files import latest, read_manifest, verify
+from embroute.runtime.job import Settings
+from embroute.runtime.local import run_local
+from embroute.train.run_file import RunFile, read_run_file
+from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
+
+ROOT = Path(__file__).parent.parent
+STEPS, EVERY = 60, 20
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("policy", "nonsense", "no policy 'nonsense' (there are nocache, vanilla,"),
+        ("policy", "esd(1, workers=fast)", "leave a worker out by a share of 0, e.g. --quotas"),
+        ("policy", "dispatch=esd workers=0+1", "workers=0+1 is for compare and simulate"),
+        ("model", "lstm", "--model must be one of wide-deep, deepfm,"),
+        ("optimizer", "lion", "--optimizer must be one of sgd, adagrad,"),
+        ("dense-optimizer", "lion", "--dense-optimizer must be one of adam,"),
+        ("dim", "0", "--dim '0': a width must be a whole number from 1"),
+        ("dim", "8,C1=0", "--dim '8,C1=0': a width must be"),
+        ("hidden", "8,x", "--hidden '8,x': a width must be a whole number from 1"),
+        ("quotas", "1,1", "--quotas needs 4 shares, one a worker and not all 0, got '1,1'"),
+        ("quotas", "0,0,0,0", "--quotas needs 4 shares, one a worker and not all 0"),
+        ("cache", "much", "--cache"),
+        ("decay", "-0.1", "--decay must be at least 0, got -0.1"),
+        ("clip", "nan", "--clip must be at least 0, got nan"),
+        ("lr", "0", "--lr must be above 0, got 0"),
+        ("lr", "inf", "--lr must be above 0, got inf"),
+        ("held-out", "1", "--held-out must be at least 0 and below 1, got 1"),
+        ("peer-timeout", "0.5", "--peer-timeout must be at least 1, got 0.5"),
+        ("batch", "0", "--batch must be at least 1, got 0"),
+        ("batch", "many", "--batch must be a whole number, got 'many'"),
+        ("workers", "0", "--workers must be at least 1, got 0"),
+        ("network", "edge-8", "--network edge-8 has 8 workers and 1 shards, the job 4 and 1"),
+    ],
+)
+def test_mistakes_end_before_a_rank_is_started(
+    option: str, value: str, message: str, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is launched: the message comes once, and not from every rank."""
+    words = ["embroute", "train", f"--{option}", value, "--out", "/dev/null/no"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert said.startswith("embroute: ")
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_run_file_names_itself(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("polcy: vanilla\n")
+    with pytest.raises(ValueError, match=r"run.yaml: unknown key 'polcy' \(known: data,"):
+        read_run_file(path)
+    path.write_text("dim: 0\n")
+    with pytest.raises(ValueError, match=r"run.yaml: --dim '0': a width must be"):
+        read_run_file(path)
+
+
+class Broken(list[Batch]):
+    """A loader that raises before a batch, the first time it is read."""
+
+    def __init__(self, stream: Sequence[Batch], last: int) -> None:
+        super().__init__(stream)
+        self.last = last
+
+    def __iter__(self) -> Iterator[Batch]:
+        last, self.last = self.last, len(self)
+        yield from self[:last]
+        if last < len(self):
+            raise OSError(5, "Input/output error", "clicks.csv")
+
+
+def saving(folder: Path, policy: str = "esd(1)") -> Settings:
+    settings = settings_of(policy, 2)
+    settings.update({"checkpoint": folder, "checkpoint_every": EVERY, "resume": True})
+    return settings
+
+
+def run(
+    settings: Settings, stream: Sequence[Batch], optimizer: str = "adagrad"
+) -> dict[str, Result]:
+    return run_local(2, 1, lambda seat: train(seat, stream, optimizer, settings))
+
+
+def assert_goes_on(settings: Settings, folder: Path, step: int) -> None:
+    """The checkpoint before the accident is whole, and leads to the end of the run."""
+    last = latest(folder)
+    assert last is not None
+    assert last.name == f"step-{step:08d}"
+    verify(last, read_manifest(last).files)
+    results = run(settings, batches(2, STEPS))
+    assert len(results["worker0"].losses) == STEPS - step
+    gathered(results, 2, 1).assert_equal(plain_cached("adagrad", 2, STEPS))
+
+
+def test_a_loader_that_raises(tmp_path: Path) -> None:
+    settings = saving(tmp_path)
+    with pytest.raises(OSError, match="clicks"):
+        run(settings, Broken(batches(2, STEPS), 47))
+    assert_goes_on(settings, tmp_path, 40)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite(value: float, tmp_path: Path) -> None:
+    settings, stream = saving(tmp_path), batches(2, STEPS)
+    ages = stream[47]["age"].clone()
+    ages[3] = value
+    stream[47] = {**stream[47], "age": ages}
+    told = r"step 47: (the loss is nan|the gradients are not finite); lower the learning rate"
+    with pytest.raises(ValueError, match=told):
+        run(settings, stream)
+    assert_goes_on(settings, tmp_path, 40)
+
+
+def test_a_cache_too_small_for_a_step(tmp_path: Path) -> None:
+    """The batch that does not fit comes late; what was saved before it stays."""
+    settings, stream = saving(tmp_path, "vanilla"), batches(2, STEPS)
+    stream[47] = {**stream[47], "tags": torch.arange(len(stream[47]["tags"])) % 25}
+    needed = r"--cache 0.75: worker 1 needs 2\d rows of width 8 in step 47, its cache holds 18"
+    with pytest.raises(ValueError, match=needed):
+        run(settings, stream)
+    assert_goes_on(settings, tmp_path, 40)
+
+
+def test_another_cache_starts_empty_and_ends_the_same(tmp_path: Path) -> None:
+    settings = saving(tmp_path)
+    with pytest.raises(OSError, match="clicks"):
+        run(settings, Broken(batches(2, STEPS), 47))
+    settings["cache"] = 1.0
+    assert_goes_on(settings, tmp_path, 40)
+
+
+@pytest.mark.parametrize("policy", ["het(4)", "esd(1)"])
+def test_another_cache_for_any_policy(policy: str, tmp_path: Path) -> None:
+    settings = saving(tmp_path, policy)
+    with pytest.raises(OSError, match="clicks"):
+        run(settings, Broken(batches(2, STEPS), 47))
+    settings["cache"] = 1.0
+    assert len(run(settings, batches(2, STEPS))["worker1"].losses) == STEPS - 40
+
+
+@pytest.mark.parametrize("name", ["shard0", "dense", "brain", "worker1"])
+def test_a_truncated_checkpoint_is_refused_and_kept(name: str, tmp_path: Path) -> None:
+    settings = saving(tmp_path)
+    with pytest.raises(OSError, match="clicks"):
+        run(settings, Broken(batches(2, STEPS), 47))
+    file = tmp_path / "step-00000040" / f"{name}.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=rf"step-00000040.*{name}.safetensors"):
+        run(settings, batches(2, STEPS))
+    file.write_bytes(whole)
+    assert_goes_on(settings, tmp_path, 40)
+
+
+def test_settings_of_prepare(tmp_path: Path) -> None:
+    stream = batches(2, 3)
+    for name, value, message in (
+        ("polcy", "vanilla", "prepare: unknown setting 'polcy'"),
+        ("policy", "esd(1, workers=fast)", "workers=fast is for compare and simulate"),
+        ("decay", -1.0, "decay= must be at least 0, got -1"),
+        ("debug", "all", "debug= must be one of steps, versions, got 'all'"),
+        ("cache", "x", "cache"),
+    ):
+        settings = settings_of("esd(1)", 2)
+        settings[name] = value  # type: ignore[literal-required]
+        with pytest.raises(ValueError, match=re.escape(message)):
+            run(settings, stream)
+
+
+def launch(*command: str, folder: Path, shell: str = "") -> tuple[int, str]:
+    """A real run, its output in one piece."""
+    options = ["--workers", "1", "--batch", "64", "--hidden", "8", "--held-out", "0", "--dim", "8"]
+    words = [sys.executable, "-m", "embroute", "train", *options, "--peer-timeout", "15", *command]
+    if shell:
+        words = ["bash", "-c", f'{shell}; exec "$@"', "bash", *words]
+    done = subprocess.run(
+        [*words, "--out", str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
+def test_a_full_disk_in_a_running_job(tmp_path: Path) -> None:
+    """The first checkpoint fits, the second does not: it stays, and is gone on from elsewhere."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=5200k", "tmpfs", str(disk)]
+    subprocess.run(mount, check=True)
+    try:
+        code, output = launch("--steps", "90", "--checkpoint-every", "30", folder=disk / "run")
+        assert code == 1, output
+        said = [line for line in output.splitlines() if "No space left on device" in line]
+        assert said, output
+        assert all("step-00000030" in line and ".safetensors" in line for line in said), output
+        last = latest(disk / "run" / "checkpoints")
+        assert last is not None
+        assert last.name == "step-00000030"
+        verify(last, read_manifest(last).files)
+        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+        code, output = launch("--steps", "90", "--resume", folder=disk / "run")
+        assert code == 0, output
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_model_in_a_real_run(tmp_path: Path) -> None:
+    code, output = launch("--steps", "5", folder=tmp_path / "run")
+    assert code == 0, output
+    code, output = launch("--steps", "9", "--dim", "4", "--resume", folder=tmp_path / "run")
+    assert code == 2, output
+    assert "is 9 wide in the checkpoint, 5 in the model" in output
+    code, output = launch("--steps", "9", "--resume", folder=tmp_path / "run")
+    assert code == 0, output
+
+
+@pytest.mark.slow
+def test_a_launcher_that_starts_too_few(tmp_path: Path) -> None:
+    RunFile(workers=3, steps=5, out=str(tmp_path / "out")).write(tmp_path / "run.yaml")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "3", "-m", "embroute.train", str(tmp_path / "run.yaml")]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode != 0
+    assert "the launcher started 3 ranks, the job has 5: a coordinator, 1 shards" in done.stderr
+    assert "exitcode  : 2" in done.stderr

@@ -1,0 +1,84 @@
+"""Weight decay of touched rows: the reference adds it to the gradients of looked-up rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from embroute.runtime.local import run_local
+from tests.jobs import (
+    CLIP,
+    Batch,
+    Trained,
+    batches,
+    dense_of,
+    gathered,
+    loss_of,
+    new_model,
+    optimizers_of,
+    schedules_of,
+    settings_of,
+    train,
+)
+
+DECAY, STEPS = 0.05, 80
+
+
+def add_decay(table: nn.Embedding | nn.EmbeddingBag, ids: torch.Tensor) -> None:
+    """Add decay * value to the gradient of each row that a batch looks up, once."""
+    weight, rows = table.weight, torch.unique(ids)
+    rows = rows[rows != table.padding_idx] if table.padding_idx is not None else rows
+    assert weight.grad is not None
+    with torch.no_grad():
+        if weight.grad.is_sparse:
+            values = DECAY * weight[rows]
+            more = torch.sparse_coo_tensor(rows[None], values, weight.shape, check_invariants=False)
+            weight.grad = (weight.grad + more).coalesce()
+        else:
+            weight.grad[rows] += DECAY * weight[rows]
+
+
+def plain_with_decay(optimizer: str, stream: Sequence[Batch]) -> Trained:
+    """Single-process torch on the same batches, its dense part clipped to a global norm."""
+    model = new_model()
+    layers: dict[str, nn.Embedding | nn.EmbeddingBag]
+    layers = {"user": model.user, "tags": model.tags, "items": model.items}
+    for layer in layers.values():
+        layer.sparse = optimizer == "adam"
+    optimizers = optimizers_of(optimizer, model)
+    schedules = schedules_of(optimizers)
+    for batch in stream:
+        for one in optimizers:
+            one.zero_grad()
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        for name, layer in layers.items():
+            add_decay(layer, batch[name])
+        nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
+        for one in optimizers:
+            one.step()
+        for schedule in schedules:
+            schedule.step()
+    return Trained([layer.weight.detach().numpy() for layer in layers.values()], dense_of(model))
+
+
+@pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "nocache"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad", "adam"])
+def test_touched_rows_decay_and_no_others(optimizer: str, policy: str) -> None:
+    settings, stream = settings_of(policy, 3), batches(3, STEPS)
+    settings["decay"] = DECAY
+    results = run_local(3, 2, lambda seat: train(seat, stream, optimizer, settings))
+    gathered(results, 3, 2).assert_equal(plain_with_decay(optimizer, stream))
+
+
+def test_the_norm_that_is_clipped_is_exceeded() -> None:
+    """Jobs of these tests clip: it must happen, or their agreement would prove nothing."""
+    model, stream = new_model(), batches(3, STEPS)
+    norms = []
+    for batch in stream[:10]:
+        model.zero_grad()
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        norms.append(float(nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)))
+    assert sum(norm > CLIP for norm in norms) > 5

@@ -1,0 +1,48 @@
+"""Tensors of all workers at the first, whatever their lengths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from embroute.runtime.local import run_local
+from embroute.runtime.prepare import prepare
+from embroute.runtime.seat import Seat
+from tests.jobs import batches, loss_of, new_model, optimizers_of, settings_of
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+def test_gathered_by_worker(dtype: torch.dtype) -> None:
+    def rank(seat: Seat) -> torch.Tensor | None:
+        model = new_model()
+        optimizers = optimizers_of("sgd", model)
+        ready = prepare(model, optimizers, batches(3, 4), seat, **settings_of("esd(1)", 3))
+        found = None
+        for batch in ready.loader:
+            ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+            # Two rows at worker 0, none at worker 1, two at worker 2: in the middle of training.
+            rows = 0 if seat.index == 1 else 2
+            own = torch.full((rows, 3), seat.index).to(dtype)
+            found = ready.gather(own)
+        return found
+
+    results = run_local(3, 1, rank)
+    expected = torch.tensor([[0] * 3, [0] * 3, [2] * 3, [2] * 3]).to(dtype)
+    assert results["worker0"] is not None
+    assert torch.equal(results["worker0"], expected)
+    assert results["worker0"].dtype == dtype
+    assert results["worker1"] is None
+
+
+def test_only_workers_gather() -> None:
+    def rank(seat: Seat) -> None:
+        model = new_model()
+        optimizers = optimizers_of("sgd", model)
+        ready = prepare(model, optimizers, batches(3, 2), seat, **settings_of("esd(1)", 2))
+        for batch in ready.loader:
+            ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+        if ready.run is None:
+            with pytest.raises(RuntimeError, match="only workers train"):
+                ready.gather(torch.zeros(1))
+
+    run_local(2, 1, rank)

@@ -1,0 +1,119 @@
+"""Simulator = runtime: what plans promise to move is what moves, step by step and kind by kind."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from embroute.cluster import uniform
+from embroute.config import Size
+from embroute.data.open import DataOptions, open_source
+from embroute.data.stream import batches as data_batches
+from embroute.policy.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, make_policy
+from embroute.policy.plan import traffic
+from embroute.policy.plans import plans, start
+from embroute.policy.setup import Setup
+from embroute.runtime.feed import SampleFeed
+from embroute.runtime.local import run_local
+from embroute.runtime.notes import step_notes
+from embroute.runtime.places import Places
+from embroute.runtime.wire import packed_bytes
+from tests.jobs import Result, batches, settings_of, train
+from tests.promises import Promise, assert_kept, feed, promise
+
+STEPS, TOPOLOGY = 60, (3, 2)
+POLICIES = [
+    "nocache",
+    "vanilla",
+    "het(1)",
+    "het(3)",
+    "het(10, order=lfu)",
+    "het(4, order=light-lfu)",
+    "herald",
+    "herald(tables=1)",
+    "herald(ties=first)",
+    "esd(0)",
+    "esd(0.5)",
+    "esd(1)",
+    "fae(hot=0.4)",
+    "fae(hot=0.4, rate=25, buffer=8)",
+    "scars(hot=0.3)",
+    "bagpipe(3)",
+    "unbounded(of=esd(0.5))",
+    "unbounded(of=het(4))",
+    "dispatch=esd sync=on-demand evict=clairvoyant(3)",
+    "dispatch=esd sync=het(10) evict=clairvoyant(3)",
+    "dispatch=herald sync=write-through evict=lfu",
+    "dispatch=robin sync=until-last-use(4) evict=light-lfu",
+    "dispatch=block sync=none",
+    "dispatch=block sync=on-demand evict=lru",
+]
+
+
+def run(policy: str) -> tuple[Promise, dict[str, Result]]:
+    """A job planned, and the same job run."""
+    workers, shards = TOPOLOGY
+    stream, settings = batches(workers, STEPS), settings_of(policy, workers)
+    settings["debug"] = "steps"
+    results = run_local(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    return promise(stream, "adagrad", TOPOLOGY, settings), results
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_step_moves_what_its_plan_says(policy: str) -> None:
+    promised, results = run(policy)
+    assert len(promised.steps) >= STEPS
+    assert_kept(promised, results)
+    assert_notes_counted(promised, results)
+
+
+def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
+    """Every rank counts the bytes of its notes as they are on the wire, step by step."""
+    places, own, total = Places(promised.setup), feed(), 0
+    own.learn(batches(TOPOLOGY[0], STEPS)[0])
+    names = [name for name in results if name != "coordinator"]
+    for plan in promised.plans:
+        shards, workers = step_notes(plan, places, own, 0)
+        workers[0][-1] = np.zeros(TOPOLOGY[0] + 2, np.int64)  # figures for who watches
+        notes = {f"shard{k}": note for k, note in enumerate(shards)}
+        notes |= {f"worker{w}": note for w, note in enumerate(workers)}
+        for name in names:
+            log = results[name].meter.log
+            assert log is not None
+            size = 16 + packed_bytes([array.nbytes for array in notes[name]])
+            assert log.note_bytes[plan.step] == size, (plan.step, name)
+            total += size
+    # The coordinator also counts a greeting, a drain, and the end.
+    assert 0 < results["coordinator"].meter.other_bytes["notes"] - total < 10_000
+
+
+def test_every_part_of_the_catalog_is_held_to_its_promise() -> None:
+    text = " ".join(POLICIES)
+    for names in (SYSTEMS, DISPATCHES, SYNCS, EVICTS):
+        assert [name for name in names if name not in text] == []
+
+
+NOTE_BYTES, BLOCK_BYTES = 420, 36  # of a note with no rows at all, and of each block's head
+
+
+@pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "het(10)", "fae(hot=300rows)"])
+def test_samples_and_plans_are_priced_as_they_are_sent(policy: str) -> None:
+    """All lists are priced to the byte; a note's frame and the heads of its blocks are not."""
+    source, workers = open_source("online-retail(negatives=1)", DataOptions()), 4
+    setup = Setup(source.schema, uniform(workers, 2), 16, 512, cache=Size(0.1, "share"))
+    chosen, own = make_policy(policy), SampleFeed(source.schema, torch.float32)
+    stream = list(islice(data_batches(source, 512), 20))
+    counts = np.bincount(np.concatenate([b.rows for b in stream]), minlength=setup.schema.num_rows)
+    state, places = start(chosen, setup, counts), Places(setup)
+    for step in plans(chosen, iter(stream), state):
+        moved = traffic(step.plan, setup)
+        priced = [*moved.plan_bytes_K, *(moved.sample_bytes_W + moved.plan_bytes_W)]
+        shards, told = step_notes(step.plan, places, own, 0)
+        for note, price in zip([*shards, *told], priced, strict=True):
+            sent = 16 + packed_bytes([array.nbytes for array in note])
+            frame = sent - price - note[1].nbytes  # whose second array has the heads
+            assert note[1].nbytes % BLOCK_BYTES == 0
+            assert 0 <= frame <= NOTE_BYTES

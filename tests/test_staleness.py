@@ -1,0 +1,83 @@
+"""Versions that travel with rows: what reads really missed, under every kind of policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.staleness import Case
+from benchmarks.staleness import train as train_case
+from embroute.policy.catalog import make_policy
+from embroute.runtime.local import run_local
+from embroute.runtime.stamps import Audit, audit
+from tests.jobs import Trained, batches, gathered, settings_of, train
+
+STEPS = 120
+EXACT = [
+    "het(0)",
+    "vanilla",
+    "nocache",
+    "esd(1)",
+    "herald",
+    "bagpipe(3)",
+    "dispatch=esd sync=on-demand evict=clairvoyant(3)",
+    "fae(hot=0.4, buffer=8)",
+    "scars(hot=0.3, buffer=8)",
+]
+
+
+def audited(policy: str, topology: tuple[int, int], share: float) -> Audit:
+    """A run whose rows carry versions, and the most that any of its reads missed."""
+    workers, shards = topology
+    settings = settings_of(policy, workers, share)
+    settings["debug"] = "versions"
+    stream = batches(workers, STEPS)
+    results = run_local(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    stamps = [result.stamps for result in results.values() if result.stamps is not None]
+    assert len(stamps) == workers + shards
+    return audit(stamps, make_policy(policy).exact)
+
+
+@pytest.mark.parametrize("policy", EXACT)
+def test_exact_policies_miss_nothing(policy: str) -> None:
+    found = audited(policy, (3, 2), 1.0 if "hot" in policy else 0.75)
+    assert found.reads > 50 * STEPS
+    assert found.missed == 0
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0])
+@pytest.mark.parametrize("bound", [1, 3, 10])
+def test_no_read_is_further_behind_than_the_bound(bound: int, share: float) -> None:
+    workers = 4
+    found = audited(f"het({bound})", (workers, 2), share)
+    assert found.reads > 50 * STEPS
+    assert found.unsent <= bound
+    assert found.behind <= bound
+    # The bound is on clocks, which take the larger of two; updates of others may be more.
+    assert bound < found.missed <= (workers - 1) * (4 * bound + 2)
+    # It is used: what must not be exceeded is reached.
+    assert max(found.unsent, found.behind) == bound
+
+
+def test_versions_change_no_result() -> None:
+    stream, settings = batches(3, STEPS), settings_of("het(3)", 3)
+
+    def run() -> Trained:
+        return gathered(run_local(3, 2, lambda seat: train(seat, stream, "sgd", settings)), 3, 2)
+
+    first = run()
+    settings["debug"] = "versions"
+    second = run()
+    for mine, its in zip(first.tables + first.dense, second.tables + second.dense, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_auc_of_bounded_staleness() -> None:
+    """One short pass over labels of a known model: below the best, and not far behind exact."""
+    case = Case(40_000, 8_000, rows=100, workers=2, dim=4, cache=0.6)
+    exact, tight, loose = (train_case(case, bound) for bound in (0, 10, 100))
+    assert exact.best_auc == pytest.approx(0.83, abs=0.01)
+    for found in (exact, tight, loose):
+        assert 0.72 < found.auc < found.best_auc
+        assert abs(found.auc - exact.auc) < 0.02
+    assert exact.hits < tight.hits < loose.hits
