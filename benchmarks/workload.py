@@ -117,6 +117,7 @@ class Clock:
     steps: int = 0
     _last: float = 0.0
     _cpu: float = 0.0
+    _cpu_ms: float = 0.0
 
     def tick(self) -> None:
         """A step is done."""
@@ -124,14 +125,14 @@ class Clock:
         self.steps += 1
         if self.steps > self.warmup:
             self.step_ms.append(1e3 * (now - self._last))
+            self._cpu_ms = 1e3 * (cpu_s() - self._cpu) / len(self.step_ms)
         else:
             self._cpu = cpu_s()
         self._last = now
 
     def result(self) -> dict[str, object]:
         """As a rank prints it."""
-        cpu_ms = 1e3 * (cpu_s() - self._cpu) / max(1, len(self.step_ms))
-        return {"step_ms": self.step_ms, "cpu_ms": cpu_ms}
+        return {"step_ms": self.step_ms, "cpu_ms": self._cpu_ms}
 
 
 def cpu_s() -> float:
