@@ -7,6 +7,7 @@ import sys
 import click
 
 import embroute
+from embroute.commands.advise import advise_command
 from embroute.commands.checkpoint import checkpoint
 from embroute.commands.compare import compare
 from embroute.commands.data import data
@@ -22,6 +23,7 @@ def cli() -> None:
     """Route samples to embeddings, not embeddings to samples."""
 
 
+cli.add_command(advise_command)
 cli.add_command(checkpoint)
 cli.add_command(compare)
 cli.add_command(data)

@@ -251,3 +251,24 @@ def read_cluster(path: Path) -> Cluster:
     home = given.get("coordinator", hosts[shards[0]].name)
     coordinator = _host_index(f"{path}: coordinator", hosts, home)
     return Cluster(tuple(hosts), tuple(workers), tuple(shards), coordinator)
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Write a cluster as a file that `read_cluster` reads."""
+    names = [host.name for host in cluster.hosts]
+    hosts = {
+        host.name: {
+            "up": f"{8e-6 * host.up_bytes_s:.12g} mbit",
+            "down": f"{8e-6 * host.down_bytes_s:.12g} mbit",
+            "latency": f"{host.latency_s:.12f}s",
+        }
+        for host in cluster.hosts
+    }
+    workers = [{"host": names[w.host], "slowness": w.slowness} for w in cluster.workers]
+    values = {
+        "hosts": hosts,
+        "workers": workers,
+        "shards": [names[k] for k in cluster.shards],
+        "coordinator": names[cluster.coordinator],
+    }
+    path.write_text(yaml.safe_dump(values, sort_keys=False))

@@ -173,7 +173,7 @@ def _short(value: float) -> str:
     return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 
-def _scaled(value: float) -> str:
+def scaled(value: float) -> str:
     """A count in five characters: 950, 12.3k, 1.2M."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
@@ -183,7 +183,7 @@ def _scaled(value: float) -> str:
 
 def _milliseconds(seconds: float) -> str:
     """At most five digits; where a link is hopelessly slow, thousands or millions of them."""
-    return _short(1e3 * seconds) if seconds < 99.9995 else _scaled(1e3 * seconds)
+    return _short(1e3 * seconds) if seconds < 99.9995 else scaled(1e3 * seconds)
 
 
 def _ratio(value: float, yardstick: float) -> str:
@@ -194,9 +194,9 @@ def _cells(entry: Line, yardstick: Line) -> list[str]:
     notes = ("" if entry.exact else "*") + ("~" if entry.order_changed else "")
     return [
         entry.name + notes,
-        _scaled(sum(entry.rows[kind] for kind in PULLS)),
-        _scaled(sum(entry.rows[kind] for kind in PUSHES)),
-        _scaled(entry.moved_bytes),
+        scaled(sum(entry.rows[kind] for kind in PULLS)),
+        scaled(sum(entry.rows[kind] for kind in PUSHES)),
+        scaled(entry.moved_bytes),
         _milliseconds(entry.transmission_cost_s),
         _ratio(entry.transmission_cost_s, yardstick.transmission_cost_s),
         _milliseconds(entry.step_time_s),

@@ -303,3 +303,15 @@ def _hot_in_cold(on_hot: Demand, steps: float) -> tuple[float, float, float]:
     sole_C = a_C * quiet_C / idle_C
     refilled = float((rows_C * touched_C * (1 - sole_C)).sum())
     return stale, float(touches_C.sum()) * steps, refilled
+
+
+def hurried(demand: Demand) -> tuple[float, float]:
+    """Rows of a worker and step that cannot travel beside compute where every update is pushed.
+
+    Pushes of rows that anyone uses in the next step, and pulls of rows that another worker trained
+    in the step before.
+    """
+    a_C, rows_C = demand.touched()
+    quiet_C = _quiet(a_C, demand.workers)
+    urgent = float((rows_C * a_C * (1 - (1 - a_C) * quiet_C)).sum())
+    return urgent, float((rows_C * a_C * (1 - quiet_C)).sum())

@@ -1,0 +1,299 @@
+"""Which policy, batch, cache and workers to use: predicted for many, simulated for the best.
+
+Prediction: the theory of independent draws prices `vanilla` on every choice of workers and batch,
+from access counts of the data's head, scaled by the distinct rows that its batches really have.
+What another policy saves over it is measured on a short trial with the same workers at the
+smallest batch, and taken to hold at the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cluster import Cluster
+from embroute.config import Size
+from embroute.cost import Traffic, step_time
+from embroute.data.arrays import ArraySource
+from embroute.data.batch import Batch, Source, concat
+from embroute.kernels.codes import (
+    EARLY,
+    GRADIENT,
+    LATE,
+    LAZY,
+    MISS_PULL,
+    NUM_KINDS,
+    NUM_PHASES,
+    UPDATE_PUSH,
+    URGENT,
+    VALUE_STATE,
+)
+from embroute.policy.catalog import make_policy
+from embroute.policy.setup import Setup
+from embroute.simulate import Job, Outcome, measure, with_workers
+from embroute.theory import expected
+
+I64 = npt.NDArray[np.int64]
+
+YARDSTICK = "vanilla"
+EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)")
+STALE = ("het(10)", "het(100)")
+REORDERED = ("fae", "scars")
+TRIAL = (24, 8)  # steps of a trial, and how many of them are warm-up
+FULL = (90, 10)
+ROUNDED = 0.02  # a smaller cache that costs no more than this is preferred
+BLOCKS = 20  # of samples whose distinct rows are counted
+DENSE_COPIES = 4  # parameters, gradients, and two of the optimizer's
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is given: data, machines, memory, and which policies may be used."""
+
+    setup: Setup  # with every worker; cache and batch are what is looked for
+    source: ArraySource  # the head of the data
+    memory_bytes: float  # of a worker
+    batches: tuple[int, ...]  # samples a worker, with all workers at work
+    worker_counts: tuple[int, ...]
+    policies: tuple[str, ...]
+
+    @cached_property
+    def counts_R(self) -> I64:
+        """Look-ups of every row in the head."""
+        rows = self.source.batch.rows
+        return np.bincount(rows[rows >= 0], minlength=self.setup.schema.num_rows)
+
+    def subsets(self) -> list[tuple[int, ...]]:
+        """The fastest workers, of every number asked for."""
+        cluster = self.setup.cluster
+        speed = np.lexsort((cluster.compute_s_W, -cluster.bytes_s_W)).tolist()
+        return [tuple(sorted(speed[:count])) for count in self.worker_counts]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One configuration. `batch`: samples of a step, all workers together."""
+
+    policy: str
+    workers: tuple[int, ...]
+    batch: int
+    cache_rows: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A configuration with what it is expected to take, and what the simulation found."""
+
+    choice: Choice
+    predicted_s: float
+    found: Outcome | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: simulated if it was, predicted otherwise."""
+        return self.found.step_time_s if self.found else self.predicted_s
+
+    @property
+    def samples_s(self) -> float:
+        """Samples a second."""
+        return self.choice.batch / self.step_s
+
+
+def head(source: Source, samples: int) -> ArraySource:
+    """The first samples of a source, in memory."""
+    parts: list[Batch] = []
+    for chunk in source.chunks():
+        parts.append(chunk)
+        if sum(map(len, parts)) >= samples:
+            break
+    if not parts:
+        raise ValueError("--data: no samples")
+    return ArraySource(source.schema, concat(parts).slice(0, samples))
+
+
+def fixed_bytes(setup: Setup, batch: int) -> float:
+    """Memory of a worker beside its cache: the dense part, and a step's rows and activations."""
+    per_sample = 4 * sum(setup.widths[field.table] for field in setup.schema.fields)
+    dense = DENSE_COPIES * setup.cluster.dense_bytes
+    return float(dense + 4 * per_sample * batch)  # rows, their gradients, and as much again
+
+
+def room(wish: Wish, workers: int, batch: int) -> int:
+    """Rows that fit beside the rest; a cache must hold what one worker looks up in a step."""
+    setup = wish.setup
+    row = float(setup.record_bytes_XA[VALUE_STATE].max())
+    own = -(-batch // workers)
+    rows = int((wish.memory_bytes - fixed_bytes(setup, own)) // row)
+    return min(rows, setup.schema.num_rows)
+
+
+def least_memory(wish: Wish, workers: int, batch: int) -> float:
+    """Bytes of a worker below which one step does not fit."""
+    own = -(-batch // workers)
+    rows = min(own * wish.setup.schema.num_fields, wish.setup.schema.num_rows)
+    return float(
+        fixed_bytes(wish.setup, own) + rows * wish.setup.record_bytes_XA[VALUE_STATE].max()
+    )
+
+
+def choices(wish: Wish) -> list[Choice]:
+    """Everything that fits the memory."""
+    everyone, found = wish.setup.num_workers, []
+    for workers in wish.subsets():
+        for samples in wish.batches:
+            batch = samples * everyone
+            if least_memory(wish, len(workers), batch) > wish.memory_bytes:
+                continue
+            rows = room(wish, len(workers), batch)
+            found += [Choice(policy, workers, batch, rows) for policy in wish.policies]
+    if not found:
+        subsets = wish.subsets()
+        needed = min(
+            least_memory(wish, len(workers), samples * everyone)
+            for workers in subsets
+            for samples in wish.batches
+        )
+        raise ValueError(
+            f"--memory-per-worker {wish.memory_bytes / 1e6:.4g}MB: one step needs at least "
+            f"{needed / 1e6:.4g}MB, with batches of {min(wish.batches)} on "
+            f"{max(map(len, subsets))} workers"
+        )
+    return found
+
+
+def job_of(wish: Wish, choice: Choice, span: tuple[int, int]) -> Job:
+    """The simulation of a choice."""
+    setup = replace(
+        wish.setup, batch_size=choice.batch, cache=Size(float(choice.cache_rows), "rows")
+    )
+    steps, warmup = span
+    return with_workers(Job(wish.source, setup, steps, warmup, epochs=None), choice.workers)
+
+
+def predict_vanilla(wish: Wish, choice: Choice) -> float:
+    """Expected step time of `vanilla`."""
+    job = job_of(wish, choice, FULL)
+    setup, cluster = job.setup, job.setup.cluster
+    workers = cluster.num_workers
+    tables = np.split(wish.counts_R, setup.schema.first_rows[1:-1])
+    lookups = np.array([float(counts.sum()) for counts in tables]) / len(wish.source.batch)
+    demand = expected.Demand(
+        tuple(expected.empirical(counts) for counts in tables),
+        tuple(lookups.tolist()),
+        choice.batch / workers,
+        workers,
+    )
+    rows = expected.vanilla(demand, choice.cache_rows, age=sum(FULL) / 2)
+    hurried = expected.hurried(demand)
+    # Neighbours in time share more rows than independent draws: count what a worker touches.
+    share = distinct_rows(wish.source.batch, -(-choice.batch // workers)) / rows.update
+    return step_time(_traffic(setup, rows, hurried, share), cluster).total_s
+
+
+def distinct_rows(batch: Batch, samples: int) -> float:
+    """Mean number of distinct rows of so many samples in a row."""
+    starts = np.linspace(0, max(0, len(batch) - samples), BLOCKS).astype(int)
+    blocks = (batch.slice(start, start + samples).rows for start in starts.tolist())
+    return float(np.mean([len(np.unique(rows[rows >= 0])) for rows in blocks]))
+
+
+def _traffic(
+    setup: Setup, rows: expected.Expected, hurried: tuple[float, float], share: float
+) -> Traffic:
+    """A share of the expected rows of one worker as everyone's traffic, spread over the shards."""
+    cluster, samples = setup.cluster, setup.batch_size / setup.num_workers
+    workers, shards = cluster.num_workers, cluster.num_shards
+    rows_WKIP = np.zeros((workers, shards, NUM_KINDS, NUM_PHASES))
+    pulls, (urgent, late) = rows.miss + rows.stale, hurried
+    rows_WKIP[:, :, MISS_PULL, EARLY] = max(0.0, pulls - late) / shards
+    rows_WKIP[:, :, MISS_PULL, LATE] = min(pulls, late) / shards
+    rows_WKIP[:, :, UPDATE_PUSH, URGENT] = urgent / shards
+    rows_WKIP[:, :, UPDATE_PUSH, LAZY] = max(0.0, rows.update - urgent) / shards
+    rows_WKIP *= share
+    row_bytes = float(setup.record_bytes_XA[GRADIENT].mean())
+    fields, dense = setup.schema.num_fields, len(setup.schema.dense)
+    sample_bytes_W = np.full(workers, round(4 * samples * (1 + dense + fields)))
+    none_W, none_K = np.zeros(workers, np.int64), np.zeros(shards, np.int64)
+    counted = np.round(rows_WKIP).astype(np.int64)
+    sizes = np.round(rows_WKIP * row_bytes).astype(np.int64)
+    samples_W = np.full(workers, round(samples))
+    return Traffic(counted, sizes, samples_W, sample_bytes_W, none_W, none_K)
+
+
+Tick = Callable[[str], None]
+
+
+def savings(wish: Wish, found: list[Choice], tick: Tick) -> Iterator[Advice]:
+    """Predict every choice; trials run once for each policy and set of workers."""
+    smallest = min(choice.batch for choice in found)
+    trials: dict[tuple[str, tuple[int, ...]], float] = {}
+    theory: dict[tuple[tuple[int, ...], int], float] = {}
+    for choice in found:
+        key = (choice.workers, choice.batch)
+        if key not in theory:
+            theory[key] = predict_vanilla(wish, choice)
+        for policy in (YARDSTICK, choice.policy):
+            if (policy, choice.workers) not in trials:
+                tick(f"trial of {policy} on {len(choice.workers)} workers")
+                rows = room(wish, len(choice.workers), smallest)
+                trial = replace(choice, policy=policy, batch=smallest, cache_rows=rows)
+                outcome = measure(make_policy(policy), job_of(wish, trial, TRIAL))
+                trials[policy, choice.workers] = outcome.step_time_s
+        saving = trials[choice.policy, choice.workers] / trials[YARDSTICK, choice.workers]
+        yield Advice(choice, saving * theory[key])
+
+
+def advise(wish: Wish, tick: Tick, verified: int = 3) -> list[Advice]:
+    """All choices, best first; the first few are simulated, the very first with a trimmed cache."""
+    found = sorted(savings(wish, choices(wish), tick), key=lambda one: -one.samples_s)
+    best = []
+    for advice in found[:verified]:
+        tick(f"simulating {advice.choice.policy} on {len(advice.choice.workers)} workers")
+        best.append(replace(advice, found=_simulate(wish, advice.choice)))
+    best.sort(key=lambda one: -one.samples_s)
+    best[0] = trimmed(wish, best[0], tick)
+    return best + found[verified:]
+
+
+def _simulate(wish: Wish, choice: Choice) -> Outcome:
+    return measure(make_policy(choice.policy), job_of(wish, choice, FULL))
+
+
+def trimmed(wish: Wish, advice: Advice, tick: Tick) -> Advice:
+    """The smallest cache, halving, whose step is hardly longer."""
+    best = advice
+    while True:
+        rows = best.choice.cache_rows // 2
+        choice = replace(best.choice, cache_rows=rows)
+        tick(f"a cache of {rows:,} rows")
+        try:
+            outcome = _simulate(wish, choice)
+        except ValueError:
+            return best  # it does not hold one step
+        if outcome.step_time_s > (1 + ROUNDED) * advice.step_s:
+            return best
+        best = replace(best, choice=choice, found=outcome)
+
+
+def only_fast(wish: Wish, advices: list[Advice]) -> str | None:
+    """What leaving workers out gives, where the first advice does so."""
+    first = advices[0]
+    left_out = wish.setup.num_workers - len(first.choice.workers)
+    rivals = [one for one in advices if len(one.choice.workers) == wish.setup.num_workers]
+    if not left_out or not rivals:
+        return None
+    best = max(rivals, key=lambda one: one.samples_s)
+    return (
+        f"{left_out} of {wish.setup.num_workers} workers are left out: with all of them "
+        f"{best.choice.policy} is predicted to reach {best.samples_s:,.0f} samples/s instead of "
+        f"{first.samples_s:,.0f}"
+    )
+
+
+def cluster_with(cluster: Cluster, dense_bytes: float, compute_s: float) -> Cluster:
+    """The cluster with what the model adds."""
+    return replace(cluster, dense_bytes=dense_bytes, compute_s_per_sample=compute_s)

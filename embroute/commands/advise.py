@@ -1,0 +1,282 @@
+"""`embroute advise`: which policy, batch, cache and workers to use, before a machine is rented."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from embroute.advise import (
+    EXACT,
+    FULL,
+    REORDERED,
+    STALE,
+    Advice,
+    Choice,
+    Tick,
+    Wish,
+    advise,
+    cluster_with,
+    fixed_bytes,
+    head,
+    only_fast,
+)
+from embroute.cluster import PRESETS, open_cluster, write_cluster
+from embroute.commands.data import reported
+from embroute.commands.data_options import data_options
+from embroute.commands.job_options import output_file, tell_compiling
+from embroute.commands.results import scaled
+from embroute.config import parse_int, parse_size
+from embroute.cost import OPTIMIZERS, ring_share
+from embroute.data.batch import Source
+from embroute.data.open import DataOptions, open_source
+from embroute.kernels.codes import VALUE_STATE
+from embroute.policy.setup import Setup, dims
+from embroute.simulate import Outcome
+
+SHOWN = 6
+
+
+def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
+    """Numbers of workers to try, most first: `4`, `2,4,8` or `2..8`."""
+    if text is None:
+        return tuple(dict.fromkeys((most, *(n for n in range(most - 1, 0, -1) if most % n == 0))))
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    counts = (
+        list(range(int(span.group(1)), int(span.group(2)) + 1))
+        if span
+        else [parse_int("--workers", part, 1) for part in text.split(",")]
+    )
+    if not counts or min(counts) < 1 or max(counts) > most:
+        raise ValueError(f"--workers {text}: between 1 and {most}, the workers of --network")
+    return tuple(sorted(set(counts), reverse=True))
+
+
+def dense_bytes(model: str, source: Source, dim: str) -> float:
+    """Bytes of the model's gradients outside of its tables."""
+    from embroute.models.catalog import ModelOptions, make_model
+
+    options = ModelOptions(table_device="meta")
+    made = make_model(model, source.schema, dims(dim, source.schema), options)
+    return float(sum(4 * p.numel() for p in made.parameters() if p.device.type != "meta"))
+
+
+@contextmanager
+def _ticking() -> Iterator[Tick]:
+    """Show what is being tried, on a terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("reading")
+        yield lambda text: progress.update(task, description=text)
+
+
+def _table(advices: list[Advice], setup: Setup) -> Table:
+    """At most 80 columns."""
+    out = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        caption="n: workers; pred, sim: predicted and simulated step; MB of a step and of a worker",
+        caption_justify="left",
+    )
+    out.add_column("policy", no_wrap=True, min_width=8)
+    headings = ("n", "batch", "cache\nrows", "pred\nms", "sim\nms", "samples\n/s")
+    for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for advice in advices:
+        choice, found = advice.choice, advice.found
+        workers = len(choice.workers)
+        out.add_row(
+            choice.policy,
+            str(workers),
+            str(choice.batch // workers),
+            scaled(choice.cache_rows),
+            f"{1e3 * advice.predicted_s:.3g}",
+            f"{1e3 * found.step_time_s:.3g}" if found else "-",
+            scaled(advice.samples_s),
+            *([f"{size:.3g}" for size in _megabytes(found)] if found else ["-", "-"]),
+            f"{worker_bytes(setup, choice) / 1e6:.3g}",
+        )
+    return out
+
+
+def _megabytes(found: Outcome) -> tuple[float, float]:
+    """Of a step: rows between workers and shards, and samples, plans and dense gradients."""
+    traffic, cluster = found.traffic, found.setup.cluster
+    rows = traffic.bytes_WKIP.sum() + cluster.num_workers * ring_share(cluster) * traffic.hot_bytes
+    other = traffic.sample_bytes_W.sum() + traffic.plan_bytes_W.sum()
+    dense = cluster.num_workers * ring_share(cluster) * cluster.dense_bytes
+    return float(rows / found.steps / 1e6), float((other / found.steps + dense) / 1e6)
+
+
+def worker_bytes(setup: Setup, choice: Choice) -> float:
+    """Memory of a worker with this choice."""
+    cache = choice.cache_rows * float(setup.record_bytes_XA[VALUE_STATE].max())
+    return cache + fixed_bytes(setup, choice.batch // len(choice.workers))
+
+
+def _reasons(wish: Wish, advices: list[Advice]) -> Iterator[str]:
+    """Why the first one wins, and what it leaves out."""
+    first, rest = advices[0], [one for one in advices[1:] if one.found]
+    if rest:
+        rival = rest[0]
+        yield (
+            f"{first.choice.policy} trains {first.samples_s / rival.samples_s - 1:.0%} more "
+            f"samples/s than {rival.choice.policy} on {len(rival.choice.workers)} workers, the "
+            f"next best that was simulated"
+        )
+    left_out = only_fast(wish, advices)
+    if left_out:
+        yield left_out
+    tables = wish.setup.rows_A @ wish.setup.record_bytes_XA[VALUE_STATE]
+    yield f"each shard holds {tables / wish.setup.cluster.num_shards / 1e6:,.0f} MB of tables"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line."""
+
+    data_options: DataOptions
+    data: str
+    network: str
+    memory_per_worker: str
+    dim: str
+    model: str
+    workers: str | None
+    batch: str
+    optimizer: str
+    compute_ms_per_sample: float
+    target_samples_per_s: float | None
+    allow_stale: bool
+    allow_reorder: bool
+    out: Path | None
+
+    def memory_bytes(self) -> float:
+        """Memory of a worker."""
+        memory = parse_size("--memory-per-worker", self.memory_per_worker)
+        if memory.unit != "bytes":
+            raise ValueError(
+                f"--memory-per-worker must look like 8GB, got {self.memory_per_worker!r}"
+            )
+        return memory.amount
+
+    def network_name(self) -> str:
+        """A preset with its number of workers, or a file."""
+        return f"{self.network}-8" if self.network in PRESETS else self.network
+
+    def policies(self) -> tuple[str, ...]:
+        """Those that may be used, and can train with the optimizer."""
+        allowed = EXACT + (STALE if self.allow_stale and self.optimizer != "adam" else ())
+        return allowed + (REORDERED if self.allow_reorder else ())
+
+    def wish(self, source: Source) -> Wish:
+        """What the adviser is given."""
+        cluster = cluster_with(
+            open_cluster(self.network_name()),
+            dense_bytes(self.model, source, self.dim),
+            self.compute_ms_per_sample / 1e3,
+        )
+        batches = tuple(parse_int("--batch", part, 1) for part in self.batch.split(","))
+        widths = widths_of(self.model, source, self.dim)
+        return Wish(
+            Setup(source.schema, cluster, widths, optimizer=self.optimizer),
+            head(source, sum(FULL) * max(batches) * cluster.num_workers),
+            self.memory_bytes(),
+            batches,
+            worker_counts(self.workers, cluster.num_workers),
+            self.policies(),
+        )
+
+
+def write_run(path: Path, choice: Choice, asked: Asked) -> None:
+    """A run file for `embroute train`, and a cluster file if workers are left out."""
+    from embroute.train.run_file import RunFile
+
+    network, cluster = asked.network_name(), open_cluster(asked.network_name())
+    if len(choice.workers) < cluster.num_workers:
+        network = str(path.with_suffix(".network.yaml"))
+        write_cluster(cluster.only(choice.workers), Path(network))
+    options = {
+        entry.name: getattr(asked.data_options, entry.name)
+        for entry in fields(DataOptions)
+        if getattr(asked.data_options, entry.name) != entry.default
+    }
+    run = RunFile(
+        data=asked.data,
+        data_options=options,
+        model=asked.model,
+        dim=asked.dim,
+        policy=choice.policy,
+        cache=f"{choice.cache_rows}rows",
+        batch=choice.batch // len(choice.workers),
+        optimizer=asked.optimizer,
+        workers=len(choice.workers),
+        shards=cluster.num_shards,
+        network=network,
+        out=path.stem,
+    )
+    run.write(path)
+
+
+@click.command("advise")
+@click.option(
+    "--data", default="online-retail(negatives=1)", show_default=True, help="A name or a path."
+)
+@click.option("--network", default="edge-8", show_default=True, help="A preset or a YAML file.")
+@click.option("--memory-per-worker", default="8GB", show_default=True, help="E.g. 500MB.")
+@click.option("--dim", default="64", show_default=True, help="Width of an embedding.")
+@click.option("--model", default="deepfm", show_default=True, help="What will be trained.")
+@click.option("--workers", help="Numbers to try, e.g. 2..8 or 4,8 [all and their divisors].")
+@click.option("--batch", default="128,256", show_default=True, help="Samples a worker to try.")
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adagrad")
+@click.option("--compute-ms-per-sample", type=click.FloatRange(0), default=0.05, show_default=True)
+@click.option("--target-samples-per-s", type=click.FloatRange(0), help="Refuse to promise less.")
+@click.option("--allow-stale", is_flag=True, help="Also policies that read old rows (HET).")
+@click.option("--allow-reorder", is_flag=True, help="Also policies that change the order (FAE).")
+@click.option("--out", type=click.Path(path_type=Path), help="Write a run file for `train`.")
+@data_options
+def advise_command(data_options: DataOptions, /, **given: object) -> None:
+    """Recommend a policy, a batch, a cache and which workers to use.
+
+    Everything is predicted from the head of the data; the best three are simulated.
+    """
+    asked = Asked(data_options, **given)  # type: ignore[arg-type]
+    if asked.out is not None:
+        output_file("--out", asked.out)
+    asked.memory_bytes()
+    with reported() as progress:
+        source = open_source(asked.data, data_options, progress)
+    tell_compiling()
+    with _ticking() as tick:
+        wish = asked.wish(source)
+        advices = advise(wish, tick)
+    console = Console()
+    console.print(_table(advices[:SHOWN], wish.setup))
+    for reason in _reasons(wish, advices):
+        console.print(reason, highlight=False, markup=False)
+    if asked.out is not None:
+        write_run(asked.out, advices[0].choice, asked)
+        click.echo(f"written: {asked.out}", err=True)
+    best, target = advices[0].samples_s, asked.target_samples_per_s
+    if target and best < target:
+        raise ValueError(
+            f"--target-samples-per-s {target:,.0f}: the best found is {best:,.0f}; "
+            f"more memory, faster links or more workers would be needed"
+        )
+
+
+def widths_of(model: str, source: Source, dim: str) -> tuple[int, ...]:
+    """Widths of the model's records."""
+    from embroute.models.catalog import table_widths
+
+    return table_widths(model, source.schema, dims(dim, source.schema))

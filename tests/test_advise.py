@@ -1,0 +1,135 @@
+"""The adviser: what it predicts is what the simulator finds, and what it refuses it explains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from embroute.advise import (
+    FULL,
+    Advice,
+    Choice,
+    Wish,
+    advise,
+    choices,
+    cluster_with,
+    head,
+    job_of,
+    least_memory,
+    only_fast,
+    predict_vanilla,
+)
+from embroute.cli import cli
+from embroute.cluster import open_cluster, read_cluster, write_cluster
+from embroute.commands.advise import worker_counts
+from embroute.data.open import DataOptions, open_source
+from embroute.policy.catalog import make_policy
+from embroute.policy.setup import Setup
+from embroute.simulate import measure
+from embroute.train.run_file import read_run_file
+
+POLICIES = ("vanilla", "herald", "esd(1)")
+
+
+def wish(network: str = "edge-4", dim: int = 512, compute_ms: float = 0.05) -> Wish:
+    source = head(open_source("online-retail", DataOptions()), 60_000)
+    cluster = cluster_with(open_cluster(network), 0, compute_ms / 1e3)
+    return Wish(Setup(source.schema, cluster, dim), source, 40e6, (64, 128), (4, 2), POLICIES)
+
+
+def quiet(text: str) -> None:
+    assert text
+
+
+@pytest.fixture(scope="module")
+def advices() -> list[Advice]:
+    return advise(wish(), quiet)
+
+
+def test_the_best_are_simulated_and_come_first(advices: list[Advice]) -> None:
+    assert [one.found is not None for one in advices[:4]] == [True, True, True, False]
+    assert len(advices) == 2 * 2 * len(POLICIES)
+    speeds = [one.samples_s for one in advices]
+    assert speeds[0] >= 0.98 * max(speeds[:3])  # the first one's cache was trimmed
+    assert speeds[3:] == sorted(speeds[3:], reverse=True)
+
+
+def test_the_first_is_near_the_best_of_all(advices: list[Advice]) -> None:
+    given = wish()
+    every = [
+        choice.batch / measure(make_policy(choice.policy), job_of(given, choice, FULL)).step_time_s
+        for choice in choices(given)
+    ]
+    assert advices[0].samples_s >= 0.95 * max(every)
+
+
+def test_a_cache_is_no_larger_than_it_needs_to_be(advices: list[Advice]) -> None:
+    given, first = wish(), advices[0]
+    most = max(choice.cache_rows for choice in choices(given))
+    assert first.choice.cache_rows < most
+    whole = replace(first.choice, cache_rows=most)
+    found = measure(make_policy(whole.policy), job_of(given, whole, FULL))
+    assert first.step_s <= 1.021 * found.step_time_s
+
+
+@pytest.mark.parametrize("network", ["edge-4", "dc-4"])
+def test_theory_prices_vanilla(network: str) -> None:
+    given = wish(network, compute_ms=0.0)
+    choice = Choice("vanilla", (0, 1, 2, 3), 512, 4000)
+    found = measure(make_policy("vanilla"), job_of(given, choice, FULL)).step_time_s
+    assert predict_vanilla(given, choice) == pytest.approx(found, rel=0.1)
+
+
+def test_too_little_memory_is_refused_with_what_is_enough() -> None:
+    given = replace(wish(), memory_bytes=1e6)
+    with pytest.raises(ValueError, match=r"--memory-per-worker 1MB: one step needs at least"):
+        choices(given)
+    enough = least_memory(given, 4, 64 * 4)
+    assert choices(replace(given, memory_bytes=enough))
+
+
+def test_leaving_workers_out_is_told_with_its_figure(advices: list[Advice]) -> None:
+    given = wish()
+    few = [one for one in advices if len(one.choice.workers) == 2]
+    many = [one for one in advices if len(one.choice.workers) == 4]
+    assert only_fast(given, [*many, *few]) is None
+    told = only_fast(given, [*few, *many])
+    assert told is not None
+    assert told.startswith("2 of 4 workers are left out")
+
+
+def test_numbers_of_workers() -> None:
+    assert worker_counts(None, 8) == (8, 4, 2, 1)
+    assert worker_counts("2..4", 8) == (4, 3, 2)
+    assert worker_counts("4,8", 8) == (8, 4)
+    with pytest.raises(ValueError, match=r"--workers 9: between 1 and 8"):
+        worker_counts("9", 8)
+
+
+def test_clusters_are_written_as_they_are_read(tmp_path: Path) -> None:
+    cluster = open_cluster("uneven-4").only((0, 3))
+    write_cluster(cluster, tmp_path / "net.yaml")
+    assert read_cluster(tmp_path / "net.yaml") == cluster
+
+
+def test_the_command_writes_a_run_file(tmp_path: Path) -> None:
+    out = tmp_path / "run.yaml"
+    arguments = ["--network", "edge-4", "--workers", "2,4", "--batch", "64", "--dim", "256"]
+    arguments += ["--memory-per-worker", "60MB", "--compute-ms-per-sample", "0"]
+    result = CliRunner().invoke(cli, ["advise", *arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    run = read_run_file(out)
+    assert run.policy in ("nocache", "vanilla", "bagpipe", "herald", "esd(1)", "embroute")
+    assert run.workers in (2, 4)
+    assert run.cluster().num_workers == run.workers
+
+
+def test_a_target_that_cannot_be_met_is_an_error() -> None:
+    arguments = ["advise", "--network", "edge-4", "--batch", "64", "--workers", "4"]
+    result = CliRunner().invoke(cli, [*arguments, "--target-samples-per-s", "1e9"])
+    assert isinstance(result.exception, ValueError)
+    assert "the best found is" in str(result.exception)
