@@ -81,13 +81,13 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PREFIX": PREFIX, "GLOO_SOCKET_IFNAME": "eth0", "SHARD_RATE": "10gbit"}
 
 
-def _inside(node: str) -> list[str]:
+def inside(node: str) -> list[str]:
     return ["ip", "netns", "exec", PREFIX + node]
 
 
 def swap_mbit(case: Case) -> list[float]:
     """Mbit/s of one link in each direction at each size, by the shard's clock."""
-    prefixes = [_inside("shard"), *(_inside(f"w{i}") for i in range(case.workers))]
+    prefixes = [inside("shard"), *(inside(f"w{i}") for i in range(case.workers))]
     found = run_ranks("benchmarks.exchange", asdict(case), len(prefixes), prefixes, ADDRESS)
     rates = found[0]["mbit"]
     assert isinstance(rates, list)
@@ -100,12 +100,12 @@ def iperf_mbit(workers: int) -> float:
     clients: list[subprocess.Popen[str]] = []
     try:
         for i in range(workers):
-            command = [*_inside("shard"), "iperf3", "-s", "-1", "-p", str(5201 + i)]
+            command = [*inside("shard"), "iperf3", "-s", "-1", "-p", str(5201 + i)]
             servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         time.sleep(1)
         for i in range(workers):
             command = ["iperf3", "-c", ADDRESS, "-p", str(5201 + i), "--bidir", "-J", "-O", "1"]
-            command = [*_inside(f"w{i}"), *command, "-t", str(IPERF_S)]
+            command = [*inside(f"w{i}"), *command, "-t", str(IPERF_S)]
             clients.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         ends = [json.loads(client.communicate(timeout=60)[0])["end"] for client in clients]
     finally:

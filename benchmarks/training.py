@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from benchmarks import workload
+from benchmarks.exchange import ADDRESS, inside, testbed
 from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
 from benchmarks.workload import Case
@@ -30,6 +32,9 @@ CASES: Mapping[str, Case] = {
 }
 EIGHT = Case("embroute", "esd(1)", 0.1, workers=8, batch=128, steps=90, warmup=40)
 DENSE = next(iter(CASES))
+SHAPED = ("embroute esd(1), cache 100 %", "TorchRec table-wise", "TorchRec row-wise")
+RATES = ("1gbit", "0.1gbit")
+WORKER_ADDRESS = "10.77.0.10"
 PHASE_NOTE = "Wall-clock ms per step over all steps, warm-up and waiting for other ranks included."
 PHASES = {
     "coordinator": ("decide", "write", "tell"),
@@ -42,6 +47,40 @@ def measure(case: Case) -> Found:
     """All ranks of a case; embroute has a coordinator and a shard beside its workers."""
     extra = 2 if case.contender == "embroute" else 0
     return run_ranks("benchmarks.contenders", asdict(case), case.workers + extra)
+
+
+def measure_shaped(case: Case, script: str, rate: str) -> Found:
+    """The same with every worker behind a link of its own; shard and coordinator share a host."""
+    testbed(script, "up", *[rate] * case.workers)
+    try:
+        workers = [inside(f"w{i}") for i in range(case.workers)]
+        if case.contender == "embroute":
+            prefixes, address = [inside("shard"), inside("shard"), *workers], ADDRESS
+        else:
+            prefixes, address = workers, WORKER_ADDRESS
+        return run_ranks("benchmarks.contenders", asdict(case), len(prefixes), prefixes, address)
+    finally:
+        testbed(script, "down")
+
+
+def shaped(script: str, rounds: int, cases: Mapping[str, Case]) -> str:
+    """Milliseconds of a step over shaped links, contenders in turns."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    chosen = {name: case for name, case in cases.items() if name in SHAPED}
+    rows = []
+    for rate in RATES:
+        results: dict[str, list[Found]] = {name: [] for name in chosen}
+        for turn in range(rounds):
+            for name, case in chosen.items():
+                results[name].append(measure_shaped(case, script, rate))
+                print(rate, turn, name, f"{step_ms(results[name]):.1f} ms", flush=True)
+        theirs = min(
+            (step_ms(runs) for name, runs in results.items() if name.startswith("TorchRec")),
+            default=float("nan"),
+        )
+        for name, runs in results.items():
+            rows.append([rate, name, f"{step_ms(runs):.1f}", f"{step_ms(runs) / theirs:.2f}"])
+    return markdown(["links", "contender", "ms/step", "of TorchRec's better"], rows)
 
 
 def step_ms(runs: Sequence[Found]) -> float:
@@ -111,6 +150,7 @@ def coordinator(runs: Sequence[Found]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--testbed", help="also over shaped links, made by this script (root)")
     given = parser.parse_args()
     cases = {
         name: case
@@ -135,6 +175,8 @@ def main() -> None:
     )
     parts = [note, table(results), "## Where embroute's time goes", PHASE_NOTE, phases(results)]
     parts += ["## The coordinator at eight workers", coordinator(eight)]
+    if given.testbed:
+        parts += ["## The same over shaped links", shaped(given.testbed, given.rounds, cases)]
     record("training", "Training beside TorchRec", "\n\n".join(parts))
 
 

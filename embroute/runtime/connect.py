@@ -43,11 +43,16 @@ def _job_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
     return PrefixStore(f"embroute/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
+def _hosts_store() -> bool:
+    """Whether this rank keeps the store; torchrun keeps it itself."""
+    launcher_does = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return os.environ["RANK"] == "0" and not launcher_does
+
+
 def _join_group(timeout_s: float) -> None:
     """Make torch's default group of all ranks."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    store = _job_store(timeout_s, host_it=rank == 0 and not launcher_hosts)
+    store = _job_store(timeout_s, host_it=_hosts_store())
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
@@ -85,7 +90,9 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
     workers = [f"worker{i}" for i in range(layout.num_workers)]
     plans, rows, dense, answers = _groups(rank_of, workers)
     seat = Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers)
-    with Heartbeat(_job_store(peer_timeout_s), name, sorted(rank_of), peer_timeout_s):
+    beat = Heartbeat(_job_store(peer_timeout_s), name, sorted(rank_of), peer_timeout_s)
+    beat.hosts_store = _hosts_store()
+    with beat:
         yield seat
     # Not after an error: taking the groups down would wait for the lost.
     dist.destroy_process_group()

@@ -32,7 +32,7 @@ class Heartbeat:
     ) -> None:
         if timeout_s < 1:
             raise ValueError(f"--peer-timeout must be at least 1 second, got {timeout_s:g}")
-        self.store, self.name = store, name
+        self.store, self.name, self.hosts_store = store, name, False
         self.others = [other for other in everyone if other != name]
         self.interval_s = min(1.0, timeout_s / 10)
         # Others must have ended by the time-out, and they need a moment to see it.
@@ -62,7 +62,18 @@ class Heartbeat:
         if kind is None:
             with suppress(RuntimeError):  # the store's host left first: the job is over
                 self.store.set(self._key(self.name), LEFT)
+                if self.hosts_store:
+                    self._outlive_others()
         self._gone.set()
+
+    def _outlive_others(self) -> None:
+        """Let everyone else leave first: the store ends with this process."""
+        deadline = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline:
+            self._answered = time.monotonic()
+            if all(beat == LEFT.encode() for beat in self._read().values()):
+                return
+            time.sleep(0.05)
 
     def _key(self, name: str) -> str:
         return f"beat/{name}"
