@@ -35,7 +35,7 @@ DENSE = next(iter(CASES))
 SHAPED = ("embroute esd(1), cache 100 %", "TorchRec table-wise", "TorchRec row-wise")
 RATES = ("1gbit", "0.1gbit")
 SHAPED_NOTE = (
-    "The model of training.py, 2 workers x 1024, each behind a link of its own; embroute's shard and "
+    "The model of training.py, 2 workers x 1024, each behind its own link; embroute's shard and "
     "coordinator on a host at 10 Gbit/s. Whole steps, the dense part and its all-reduce included."
 )
 WORKER_ADDRESS = "10.77.0.10"
