@@ -50,6 +50,7 @@ EXACT = [
     "herald",
     "esd(1)",
     "bagpipe(3)",
+    "embroute(effort=2)",
     "dispatch=esd sync=on-demand evict=clairvoyant(3)",
     "dispatch=herald sync=write-through evict=lfu",
     "unbounded(of=esd(0.5))",

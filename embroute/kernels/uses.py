@@ -27,6 +27,7 @@ from embroute.kernels.memory import index
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 
 # Fields of a use: workers in its set, the sum of their numbers, the owner before it, the uses of
 # the row before and after, its arena, whether its costs are known, and the tail (a float). Then V
@@ -186,7 +187,7 @@ class Nodes(NamedTuple):
 
     before_N: I32  # the use before in the window, or -1
     owner_N: I32  # who owns the row before its first use in the window
-    arena_N: npt.NDArray[np.uint8]
+    arena_N: U8
     tail_N: F32
 
 
@@ -293,6 +294,21 @@ def gather(
     uses = Uses(use_KF, cost_KF, price_PAV, use_L, kept_S, worker_S, linear_SV)
     seat(uses)
     return uses, kept
+
+
+@kernel
+def attract(
+    linear_SV: F32, affinity_NW: U8, number_N: I32, node_L: I32, first_S: I64, weight: float
+) -> None:
+    """Make workers cheaper for samples whose rows were used there before."""
+    for s in range(len(linear_SV)):
+        for i in range(first_S[s], first_S[s + 1]):
+            if node_L[i] < 0:
+                continue
+            number = index(number_N[index(node_L[i])])
+            for w in range(affinity_NW.shape[1]):
+                worth = np.float32(weight) * np.float32(affinity_NW[number, index(w)])
+                linear_SV[s, index(w)] -= worth
 
 
 @kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,17 @@ I32 = npt.NDArray[np.int32]
 MAPPED_BYTES = 1 << 29  # of each large array, mapped before the first step
 
 
+class Outlook(NamedTuple):
+    """What a dispatch that looks ahead remembers of its last step. Axis T: batches ahead.
+
+    Empty where the policy does not look ahead; workers of -1 are not chosen yet.
+    """
+
+    ahead_TS: I32  # workers meant for the samples of the next batches
+    price_TW: npt.NDArray[np.float32]  # of a place at each worker, in those batches
+    affinity_NW: npt.NDArray[np.uint8]  # by number: share of a row's recent uses, of 255
+
+
 @dataclass
 class State:
     """What the coordinator knows of every copy. Arrays of zeros are empty caches."""
@@ -26,6 +38,7 @@ class State:
     caches: Caches
     hot_R: npt.NDArray[np.bool_]  # replicated rows; empty where the policy has none
     access_R: I32  # look-ups so far; empty where no part of the policy asks
+    outlook: Outlook
     step: int = 0
     was_hot: bool = False  # whether the last batch was a hot one
     filled: bool = False  # whether the replicas were filled once
@@ -44,6 +57,7 @@ class Needs:
     num_buckets: int
     clocks: bool = False
     access: bool = False
+    ahead: int = 0  # batches that a dispatch deals before their step
 
 
 def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | None = None) -> State:
@@ -77,7 +91,18 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
         hot_R[hot_rows] = True
     access_R = np.zeros(num_rows if needs.access else 0, np.int32)
     ranking = np.arange(len(setup.schema.tables))
-    return State(setup, caches, hot_R, access_R, ranking=ranking)
+    return State(setup, caches, hot_R, access_R, _empty_outlook(setup, needs), ranking=ranking)
+
+
+def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
+    """Nothing dealt ahead, no prices, no row at home anywhere."""
+    samples, workers = setup.batch_size if needs.ahead else 0, setup.num_workers
+    numbers = setup.schema.num_rows + 1 if needs.ahead else 0
+    return Outlook(
+        np.full((needs.ahead, samples), -1, np.int32),
+        np.zeros((needs.ahead, workers), np.float32),
+        np.zeros((numbers, workers), np.uint8),
+    )
 
 
 def _on_lines(num_rows: int, width: int) -> I32:

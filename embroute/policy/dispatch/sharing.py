@@ -1,0 +1,216 @@
+"""Sharing-aware dispatch: the cost of sets of rows per worker, over a window of batches.
+
+ESD and Herald price each sample by itself. Here a transfer is paid once per worker and row, a row
+that several workers touch in one step is paid by all of them, and the uses of a row in the next
+batches count. Batches are dealt when they enter the window and improved in every step until their
+own; so the effort of several steps goes into each (docs/policy.md).
+Axes: S samples of the window, T its batches, W workers, V workers padded, U rows of one batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cost import link_rates
+from embroute.data.window import Indexed
+from embroute.kernels.anneal import (
+    GUMBEL,
+    Groups,
+    Heat,
+    Loads,
+    group_sweep,
+    members,
+    repair,
+    reprice,
+    swaps,
+    sweep,
+)
+from embroute.kernels.caches import Found, find
+from embroute.kernels.codes import GRADIENT, VALUE, VALUE_STATE
+from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, gather
+from embroute.policy.dispatch.esd import esd
+from embroute.policy.parts import Dealing, Dispatch, View
+from embroute.policy.setup import Setup
+from embroute.policy.state import Outlook
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to search. Heats, stiffness and rates are in units of the mean price of a row."""
+
+    ahead: int = 3  # batches beside the current one that are dealt together
+    sweeps: int = 6  # over every batch of the window in a step
+    grouped: int = 3  # one sweep in so many is followed by one of groups
+    hot: float = 1.0  # noise on the costs of a batch that enters the window
+    cold: float = 0.02  # and of one that is about to be trained
+    stiffness: float = 0.1  # price of one sample above a quota
+    rate: float = 0.02  # growth of prices in a sweep per sample above a quota
+    tail: float = 0.5  # cost of leaving a row without owner, of the lowest price of a row
+    affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
+    largest: int = 16  # samples of a group
+
+
+class Spread(NamedTuple):
+    """A window spread out for the search."""
+
+    entries: tuple[Indexed, ...]
+    uses: Uses
+    loads: Loads
+    groups: Groups
+    first_use_T: I64
+    unit: float  # mean price of a row
+
+
+def prices(setup: Setup) -> F32:
+    """Seconds of an exclusive use, of a share and of its pull, in units of the cheapest use.
+
+    An exclusive use is a pull now and a push some time: postponing it is no saving.
+    """
+    cluster, record_XA = setup.cluster, setup.record_bytes_XA
+    up, down = link_rates(cluster)
+    crosses = cluster.crosses_WK.mean(1)
+    alone = np.outer(record_XA[VALUE_STATE], crosses / down + crosses / up)
+    pull = np.outer(record_XA[VALUE], crosses / down)
+    share = pull + np.outer(record_XA[GRADIENT], crosses / up)
+    price_PAW = np.stack([alone, share, pull])
+    unit = alone[alone > 0].min(initial=np.inf)
+    padded = -(-setup.num_workers // CHUNK) * CHUNK
+    price_PAV = np.zeros((*price_PAW.shape[:2], padded), np.float32)
+    price_PAV[:, :, : setup.num_workers] = price_PAW / unit
+    return price_PAV
+
+
+def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail: float) -> Nodes:
+    """The rows of all batches, each with its use before in the window or its owner."""
+    base = entries[0].base
+    last_N = np.concatenate([entry.last_U for entry in entries])
+    before_N = np.where(last_N >= base, last_N - base, -1).astype(np.int32)
+    owner_N = np.maximum(np.concatenate([found.only_U for found in founds]), -1)
+    arena_N = np.concatenate([setup.arena_of(entry.rows_U) for entry in entries])
+    return Nodes(before_N, owner_N, arena_N, np.full(len(before_N), tail, np.float32))
+
+
+def _lookups(entries: tuple[Indexed, ...]) -> tuple[I32, I64, I64]:
+    """Nodes of all look-ups, the first look-up of each sample, the first sample of each batch."""
+    base, node_L, first_S = entries[0].base, [], [np.zeros(1, np.int64)]
+    for entry in entries:
+        unique = entry.unique_of_lookup
+        node_L.append(np.where(unique >= 0, unique + np.int32(entry.base - base), -1))
+        first_S.append(first_S[-1][-1] + entry.batch.sample_offsets[1:])
+    sizes = [len(entry.batch) for entry in entries]
+    first_T = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return np.concatenate(node_L).astype(np.int32), np.concatenate(first_S), first_T
+
+
+def _start(entries: tuple[Indexed, ...], outlook: Outlook, quota_TW: I32) -> I32:
+    """Workers chosen in earlier steps; what was never dealt starts in blocks."""
+    parts = []
+    for t, entry in enumerate(entries):
+        worker_S = np.repeat(np.arange(len(quota_TW[t]), dtype=np.int32), quota_TW[t])
+        known = outlook.ahead_TS[t, : len(entry.batch)] if t < len(outlook.ahead_TS) else worker_S
+        worker_S[: len(known)] = np.where(known >= 0, known, worker_S[: len(known)])
+        parts.append(worker_S)
+    return np.concatenate(parts)
+
+
+def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
+    """The window's uses with every sample where earlier steps meant it to be."""
+    state, window, setup = view.state, view.window, view.state.setup
+    entries = (window.now, *window.ahead[: search.ahead])
+    cells = state.caches.cells
+    founds = [view.found, *(find(cells, entry.rows_U) for entry in entries[1:])]
+    quota_TW = np.array([setup.quotas(len(entry.batch)) for entry in entries], np.int32)
+    node_L, first_S, first_T = _lookups(entries)
+    nodes = _nodes(entries, founds, setup, search.tail)
+    worker_S = _start(entries, state.outlook, quota_TW)
+    uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
+    number_N = np.concatenate([found.number_U for found in founds])
+    weight = search.affinity / 255
+    attract(uses.linear_SV, state.outlook.affinity_NW, number_N, node_L, first_S, weight)
+    load_TW = np.array(
+        [
+            np.bincount(worker_S[a:b], minlength=setup.num_workers)
+            for a, b in zip(first_T[:-1], first_T[1:], strict=True)
+        ],
+        np.int32,
+    )
+    price_TW = np.zeros(load_TW.shape, np.float32)
+    known = state.outlook.price_TW[: len(entries)]
+    price_TW[: len(known)] = known
+    price_TW[len(known) :] = known[-1]
+    loads = Loads(first_T, load_TW, quota_TW, price_TW)
+    bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
+    unit = float(price_PAV[ALONE][:, : setup.num_workers].mean())
+    return Spread(entries, uses, loads, members(uses), np.searchsorted(kept, bases), unit)
+
+
+def _improve(spread: Spread, search: Search, step: int) -> None:
+    """Heat baths over all batches, the nearer ones cooler."""
+    uses, loads, unit = spread.uses, spread.loads, spread.unit
+    seed = (step + 1) * 0x9E3779B97F4A7C15 % 2**64
+    random = np.array([seed], np.uint64)
+    life = search.ahead + 1
+    cooling = search.cold / search.hot
+    for i in range(search.sweeps):
+        for t in range(len(spread.entries)):
+            age = (search.ahead - t + (i + 0.5) / search.sweeps) / life
+            noise = search.hot * cooling**age * unit
+            heat = Heat(noise, search.stiffness * unit, GUMBEL, random)
+            sweep(uses, loads, t, heat)
+            if i % search.grouped == search.grouped - 1:
+                first, last = spread.first_use_T[t : t + 2]
+                ends = loads.first_T[t : t + 2]
+                budget = 4 * int(uses.first_S[ends[1]] - uses.first_S[ends[0]])
+                at = (t, int(first), int(last), search.largest, budget)
+                group_sweep(uses, loads, spread.groups, at, heat)
+            reprice(loads, t, search.rate * unit)
+    heat = Heat(0.0, search.stiffness * unit, GUMBEL, random)
+    for _ in range(2):
+        sweep(uses, loads, 0, heat)
+
+
+def _settle(spread: Spread) -> None:
+    """The current batch keeps its quotas exactly."""
+    repair(spread.uses, spread.loads, 0)
+    for _ in range(4):
+        if swaps(spread.uses, spread.loads, 0) == 0:
+            break
+
+
+def _outlook(spread: Spread, before: Outlook) -> Outlook:
+    """What the next step starts from: its batch is the first of those ahead."""
+    ahead_TS = np.full_like(before.ahead_TS, -1)
+    price_TW = np.empty_like(before.price_TW)
+    first_T, price_now_TW = spread.loads.first_T, spread.loads.price_TW
+    for t in range(len(ahead_TS)):
+        price_TW[t] = price_now_TW[min(t + 1, len(price_now_TW) - 1)]
+        if t + 1 < len(spread.entries):
+            worker_S = spread.uses.worker_S[first_T[t + 1] : first_T[t + 2]]
+            fits = min(len(worker_S), ahead_TS.shape[1])
+            ahead_TS[t, :fits] = worker_S[:fits]
+    return Outlook(ahead_TS, price_TW, before.affinity_NW)
+
+
+def sharing(search: Search) -> Dispatch:
+    """Minimise the transfers of all batches of the window, what workers share counted once."""
+    plain = esd().choose
+
+    def choose(view: View) -> Dealing:
+        setup = view.state.setup
+        if setup.num_workers == 1 or not len(view.window.now.batch):
+            return plain(view)
+        spread = _spread(view, search, prices(setup))
+        _improve(spread, search, view.window.step)
+        _settle(spread)
+        worker_S = spread.uses.worker_S[: spread.loads.first_T[1]].copy()
+        return Dealing(worker_S, _outlook(spread, view.state.outlook))
+
+    return Dispatch("sharing", choose, ahead=search.ahead)
