@@ -48,7 +48,7 @@ class Loads(NamedTuple):
 class Heat(NamedTuple):
     """How freely samples move: noise on costs, what a sample above a quota costs, randomness."""
 
-    noise: float
+    noise_W: F32
     stiffness: float
     gumbel: F32
     random: U64  # state of the generator
@@ -66,16 +66,15 @@ def _draw(random: U64) -> np.uint64:
 
 
 @inlined
-def _choose(add_V: F32, price_W: F32, noise: float, gumbel: F32, random: U64) -> int:
+def _choose(add_V: F32, price_W: F32, noise_W: F32, gumbel: F32, random: U64) -> int:
     """The worker of least cost and price, less a noise: a draw from a heat bath."""
     best, least, bits = 0, np.float32(np.inf), np.uint64(0)
     for w in range(len(price_W)):
         value = add_V[index(w)] + price_W[index(w)]
-        if noise > 0:
-            if w % _NOISES_A_DRAW == 0:
-                bits = _draw(random)
-            value -= np.float32(noise) * gumbel[index(bits & np.uint64(NOISES - 1))]
-            bits >>= _BITS
+        if w % _NOISES_A_DRAW == 0:
+            bits = _draw(random)
+        value -= noise_W[index(w)] * gumbel[index(bits & np.uint64(NOISES - 1))]
+        bits >>= _BITS
         if value < least:
             best, least = w, value
     return best
@@ -87,17 +86,17 @@ def sweep(uses: Uses, loads: Loads, t: int, heat: Heat) -> int:
     use_KF, cost_KF, price_PAV, use_L, first_S, worker_S, linear_SV = uses
     add_V = np.empty(price_PAV.shape[2], np.float32)
     load_W, quota_W, price_W = loads.load_TW[t], loads.quota_TW[t], loads.price_TW[t]
-    stiffness, noise, gumbel, random = heat.stiffness, heat.noise, heat.gumbel, heat.random
+    stiffness, noise_W, gumbel, random = heat.stiffness, heat.noise_W, heat.gumbel, heat.random
     counts, moved = COSTS + 2 * len(add_V), 0
     pay_W = price_W + np.float32(stiffness) * (load_W - quota_W).astype(np.float32)
     for s in range(loads.first_T[t], loads.first_T[t + 1]):
         here = index(worker_S[s])
-        at = (first_S[s], first_S[s + 1], worker_S[s])
+        at = (first_S[s], first_S[s + 1], worker_S[s], len(load_W))
         for w in range(len(add_V)):
             add_V[index(w)] = linear_SV[s, index(w)]
         joining(use_KF, cost_KF, price_PAV, use_L, at, add_V)
         pay_W[here] -= np.float32(stiffness)
-        best = _choose(add_V, pay_W, noise, gumbel, random)
+        best = _choose(add_V, pay_W, noise_W, gumbel, random)
         pay_W[index(best)] += np.float32(stiffness)
         if best != worker_S[s]:
             shift(use_KF, use_L, counts, at, best)
@@ -204,7 +203,7 @@ def group_sweep(uses: Uses, loads: Loads, groups: Groups, at: tuple[int, int, in
     num_workers = loads.load_TW.shape[1]
     add_V = np.empty(price_PAV.shape[2], np.float32)
     load_W, quota_W, price_W = loads.load_TW[t], loads.quota_TW[t], loads.price_TW[t]
-    stiffness, noise, gumbel, random = heat.stiffness, heat.noise, heat.gumbel, heat.random
+    stiffness, noise_W, gumbel, random = heat.stiffness, heat.noise_W, heat.gumbel, heat.random
     pay_W = np.empty(num_workers, np.float32)
     counts, moved, work = COSTS + 2 * len(add_V), 0, 0
     while work < budget and last > first:
@@ -226,12 +225,12 @@ def group_sweep(uses: Uses, loads: Loads, groups: Groups, at: tuple[int, int, in
         load_W[here] -= n
         for w in range(num_workers):
             pay_W[w] = n * (price_W[w] + np.float32(stiffness) * np.float32(load_W[w] - quota_W[w]))
-        best = _choose(add_V, pay_W, noise, gumbel, random)
+        best = _choose(add_V, pay_W, noise_W, gumbel, random)
         load_W[best] += n
         if best != np.int64(here):
             for i in range(n):
                 s = groups.group_S[i]
-                shift(use_KF, use_L, counts, (first_S[s], first_S[s + 1], worker_S[s]), best)
+                shift(use_KF, use_L, counts, (first_S[s], first_S[s + 1], worker_S[s], 0), best)
                 worker_S[s] = best
             moved += 1
     return moved
@@ -242,14 +241,14 @@ def _weigh(uses: Uses, s: int, add_V: F32) -> None:
     use_KF, cost_KF, price_PAV, use_L, first_S, worker_S, linear_SV = uses
     for w in range(len(add_V)):
         add_V[index(w)] = linear_SV[s, index(w)]
-    at = (first_S[s], first_S[s + 1], worker_S[s])
+    at = (first_S[s], first_S[s + 1], worker_S[s], 1000000)
     joining(use_KF, cost_KF, price_PAV, use_L, at, add_V)
 
 
 @kernel
 def put(uses: Uses, s: int, goes: int) -> None:
     """Move one sample."""
-    at = (uses.first_S[s], uses.first_S[s + 1], uses.worker_S[s])
+    at = (uses.first_S[s], uses.first_S[s + 1], uses.worker_S[s], 0)
     shift(uses.use_KF, uses.use_L, COSTS + 2 * uses.price_PAV.shape[2], at, goes)
     uses.worker_S[s] = goes
 

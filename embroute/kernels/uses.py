@@ -117,19 +117,21 @@ def add_without(
 
 @inlined
 def joining(
-    use_KF: I32, cost_KF: F32, price_PAV: F32, use_L: I32, at: tuple[int, int, int], out_V: F32
+    use_KF: I32, cost_KF: F32, price_PAV: F32, use_L: I32, at: tuple[int, int, int, int], out_V: F32
 ) -> None:
     """Add what a sample costs at each worker, all others where they are.
 
     `at`: the first of its look-ups, the end of them, and its worker.
     """
-    first, last, worker = at
+    first, last, worker, everyone = at
     here, padded = index(worker), index(len(out_V))
     for i in range(index(first), index(last)):
         k = index(use_L[index(i)])
         if use_KF[k, KNOWN] == 0:
             refresh(use_KF, cost_KF, price_PAV, k)
         mine = use_KF[k, index(COSTS) + padded + padded + here] == 1
+        if use_KF[k, SIZE] == everyone and not mine:
+            continue
         if mine and use_KF[k, SIZE] > 1:
             add_without(use_KF, cost_KF, price_PAV, k, here, out_V)
         else:
@@ -149,9 +151,9 @@ def _renew(use_KF: I32, k: int) -> None:
 
 
 @inlined
-def shift(use_KF: I32, use_L: I32, counts: int, at: tuple[int, int, int], goes: int) -> None:
+def shift(use_KF: I32, use_L: I32, counts: int, at: tuple[int, int, int, int], goes: int) -> None:
     """Move a sample's look-ups to another worker; `counts`: where a record's counts begin."""
-    first, last, worker = at
+    first, last, worker, _ = at
     here, there = index(worker), index(goes)
     for i in range(index(first), index(last)):
         k = index(use_L[index(i)])

@@ -31,7 +31,9 @@ from embroute.kernels.anneal import (
 )
 from embroute.kernels.caches import Found, find
 from embroute.kernels.codes import GRADIENT, VALUE, VALUE_STATE
+from embroute.kernels.touches import Lookups, touches
 from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, gather
+from embroute.policy.dispatch.block import block
 from embroute.policy.dispatch.esd import esd
 from embroute.policy.parts import Dealing, Dispatch, View
 from embroute.policy.setup import Setup
@@ -55,6 +57,7 @@ class Search:
     rate: float = 0.02  # growth of prices in a sweep per sample above a quota
     tail: float = 0.5  # cost of leaving a row without owner, of the lowest price of a row
     affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
+    gamma: float = 0.0
     largest: int = 16  # samples of a group
 
 
@@ -67,6 +70,7 @@ class Spread(NamedTuple):
     groups: Groups
     first_use_T: I64
     unit: float  # mean price of a row
+    scale_W: F32  # noise of each worker
 
 
 def prices(setup: Setup) -> F32:
@@ -149,7 +153,8 @@ def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
     loads = Loads(first_T, load_TW, quota_TW, price_TW)
     bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
     unit = float(price_PAV[ALONE][:, : setup.num_workers].mean())
-    return Spread(entries, uses, loads, members(uses), np.searchsorted(kept, bases), unit)
+    scale_W = (price_PAV[ALONE].mean(0)[: setup.num_workers] / unit) ** np.float32(search.gamma)
+    return Spread(entries, uses, loads, members(uses), np.searchsorted(kept, bases), unit, scale_W)
 
 
 def _improve(spread: Spread, search: Search, step: int) -> None:
@@ -162,8 +167,8 @@ def _improve(spread: Spread, search: Search, step: int) -> None:
     for i in range(search.sweeps):
         for t in range(len(spread.entries)):
             age = (search.ahead - t + (i + 0.5) / search.sweeps) / life
-            noise = search.hot * cooling**age * unit
-            heat = Heat(noise, search.stiffness * unit, GUMBEL, random)
+            noise_W = (search.hot * cooling**age * unit) * spread.scale_W
+            heat = Heat(noise_W, search.stiffness * unit, GUMBEL, random)
             sweep(uses, loads, t, heat)
             if i % search.grouped == search.grouped - 1:
                 first, last = spread.first_use_T[t : t + 2]
@@ -172,7 +177,7 @@ def _improve(spread: Spread, search: Search, step: int) -> None:
                 at = (t, int(first), int(last), search.largest, budget)
                 group_sweep(uses, loads, spread.groups, at, heat)
             reprice(loads, t, search.rate * unit)
-    heat = Heat(0.0, search.stiffness * unit, GUMBEL, random)
+    heat = Heat(0 * spread.scale_W, search.stiffness * unit, GUMBEL, random)
     for _ in range(2):
         sweep(uses, loads, 0, heat)
 
@@ -199,18 +204,33 @@ def _outlook(spread: Spread, before: Outlook) -> Outlook:
     return Outlook(ahead_TS, price_TW, before.affinity_NW)
 
 
+def _excess(view: View, worker_S: I32) -> int:
+    """Rows by which a dispatch exceeds the caches, at the worker and arena where it is most."""
+    now, state = view.window.now, view.state
+    offsets = np.ascontiguousarray(now.batch.sample_offsets)
+    lookups = Lookups(now.unique_of_lookup, offsets)
+    num_rows, num_workers = len(view.rows.rows_U), state.setup.num_workers
+    touched = touches(lookups, worker_S, num_workers, num_rows, np.empty(0, np.int32))
+    num_arenas = state.caches.capacity_WA.shape[1]
+    cache_T = touched.worker_T * num_arenas + view.rows.arena_U[touched.unique_T]
+    held = np.bincount(cache_T, minlength=num_workers * num_arenas)
+    return int((held - state.caches.capacity_WA.ravel()).max())
+
+
 def sharing(search: Search) -> Dispatch:
     """Minimise the transfers of all batches of the window, what workers share counted once."""
-    plain = esd().choose
-
     def choose(view: View) -> Dealing:
         setup = view.state.setup
         if setup.num_workers == 1 or not len(view.window.now.batch):
-            return plain(view)
+            return block().choose(view)
         spread = _spread(view, search, prices(setup))
         _improve(spread, search, view.window.step)
         _settle(spread)
         worker_S = spread.uses.worker_S[: spread.loads.first_T[1]].copy()
+        if _excess(view, worker_S) > 0:
+            # Rows gather where they are cheap, but a cache must hold those of a step.
+            plain = (esd().choose(view).worker_S, block().choose(view).worker_S)
+            worker_S = min(plain, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
         return Dealing(worker_S, _outlook(spread, view.state.outlook))
 
     return Dispatch("sharing", choose, ahead=search.ahead)
