@@ -76,7 +76,7 @@ def same(first: Trained, second: Trained) -> None:
         "vanilla",
         "esd(1)",
         "bagpipe(3)",
-        "embroute(effort=2)",
+        "embroute(effort=200)",
         "het(4)",
         "fae(hot=0.5, buffer=8)",
         "scars(hot=0.3)",

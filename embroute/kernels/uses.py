@@ -54,7 +54,7 @@ class Uses(NamedTuple):
 def _splitting(use_KF: I32, cost_KF: F32, price_PAV: F32, k: int, sole: int) -> float:
     """What a second worker adds to a use by one, beside its own share."""
     a, owned = index(use_KF[k, ARENA]), use_KF[k, OWNER] == np.int32(sole)
-    base = price_PAV[SHARE, a, sole] + cost_KF[k, TAIL] - cost_KF[k, index(COSTS) + sole]
+    base = price_PAV[SHARE, a, sole] - cost_KF[k, index(COSTS) + sole]
     return base - price_PAV[PULL, a, sole] if owned else base
 
 
@@ -68,7 +68,10 @@ def refresh(use_KF: I32, cost_KF: F32, price_PAV: F32, k: int) -> None:
         cost_KF[k, index(COSTS) + w] = price_PAV[ALONE, a, w]
     if owner >= 0:
         cost_KF[k, index(COSTS) + index(owner)] = np.float32(0)
-    if after >= 0:
+    if after < 0:
+        for w in range(padded):
+            cost_KF[k, index(COSTS) + w] -= cost_KF[k, TAIL] * price_PAV[ALONE, a, w]
+    else:
         kind = index(ALONE if use_KF[index(after), SIZE] == 1 else PULL)
         for w in range(padded):
             there = use_KF[index(after), counts + w] > 0
@@ -275,7 +278,7 @@ def _fold(nodes: Nodes, number_N: I32, kept_L: I32, start_S: I32, price_PAV: F32
                 continue
             a, owner = index(nodes.arena_N[n]), nodes.owner_N[n]
             for w in range(padded):
-                linear_SV[s, w] += price_PAV[ALONE, a, w]
+                linear_SV[s, w] += (np.float32(1) - nodes.tail_N[n]) * price_PAV[ALONE, a, w]
             if owner >= 0:
                 linear_SV[s, owner] -= price_PAV[ALONE, a, owner]
         first_S[s + 1] = count
@@ -329,6 +332,6 @@ def total(uses: Uses) -> float:
                 cost += price_PAV[kind, a, w]
         if owner >= 0 and use_KF[k, counts + owner] > 0:
             cost -= price_PAV[ALONE if size == 1 else PULL, a, owner]
-        if size > 1:
-            cost += uses.cost_KF[k, TAIL]
+        if size == 1 and use_KF[k, AFTER] < 0:
+            cost -= uses.cost_KF[k, TAIL] * price_PAV[ALONE, a, use_KF[k, SUM]]
     return cost

@@ -133,10 +133,10 @@ def _bagpipe(options: Options) -> Policy:
 
 
 def _embroute(options: Options) -> Policy:
-    effort = parse_int("embroute: effort", options.get("effort", "6"), 1, 1000)
-    ahead = parse_int("embroute: ahead", options.get("ahead", "3"), 1, 100)
+    effort = parse_int("embroute: effort", options.get("effort", "2400"), 1, 10**6)
+    ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 1, 100)
     return Policy(
-        "embroute", sharing(Search(ahead, sweeps=effort)), on_demand(), stale_first()
+        "embroute", sharing(Search(effort, ahead)), on_demand(), stale_first()
     )
 
 

@@ -48,14 +48,14 @@ I64 = npt.NDArray[np.int64]
 class Search:
     """How to search. Heats, stiffness and rates are in units of the mean price of a row."""
 
-    ahead: int = 3  # batches beside the current one that are dealt together
-    sweeps: int = 6  # over every batch of the window in a step
-    grouped: int = 3  # one sweep in so many is followed by one of groups
+    effort: int = 2400  # look-ups to read in a step, for each sample of its batch
+    ahead: int = 9  # batches beside the current one that are dealt together
+    grouping: float = 2.0  # look-ups read for groups for each one read for single samples
     hot: float = 1.0  # noise on the costs of a batch that enters the window
     cold: float = 0.02  # and of one that is about to be trained
-    stiffness: float = 0.1  # price of one sample above a quota
+    stiffness: float = 0.03  # price of one sample above a quota
     rate: float = 0.02  # growth of prices in a sweep per sample above a quota
-    tail: float = 0.5  # cost of leaving a row without owner, of the lowest price of a row
+    tail: float = 0.25  # worth of owning a row that was often used, of the price of a use
     affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
     gamma: float = 0.0
     largest: int = 16  # samples of a group
@@ -92,14 +92,14 @@ def prices(setup: Setup) -> F32:
     return price_PAV
 
 
-def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail: float) -> Nodes:
+def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail_N: F32) -> Nodes:
     """The rows of all batches, each with its use before in the window or its owner."""
     base = entries[0].base
     last_N = np.concatenate([entry.last_U for entry in entries])
     before_N = np.where(last_N >= base, last_N - base, -1).astype(np.int32)
     owner_N = np.maximum(np.concatenate([found.only_U for found in founds]), -1)
     arena_N = np.concatenate([setup.arena_of(entry.rows_U) for entry in entries])
-    return Nodes(before_N, owner_N, arena_N, np.full(len(before_N), tail, np.float32))
+    return Nodes(before_N, owner_N, arena_N, tail_N)
 
 
 def _lookups(entries: tuple[Indexed, ...]) -> tuple[I32, I64, I64]:
@@ -133,10 +133,11 @@ def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
     founds = [view.found, *(find(cells, entry.rows_U) for entry in entries[1:])]
     quota_TW = np.array([setup.quotas(len(entry.batch)) for entry in entries], np.int32)
     node_L, first_S, first_T = _lookups(entries)
-    nodes = _nodes(entries, founds, setup, search.tail)
+    number_N = np.concatenate([found.number_U for found in founds])
+    again_N = state.outlook.affinity_NW[number_N].sum(1, dtype=np.float32) / 255
+    nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N)
     worker_S = _start(entries, state.outlook, quota_TW)
     uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
-    number_N = np.concatenate([found.number_U for found in founds])
     weight = search.affinity / 255
     attract(uses.linear_SV, state.outlook.affinity_NW, number_N, node_L, first_S, weight)
     load_TW = np.array(
@@ -164,18 +165,20 @@ def _improve(spread: Spread, search: Search, step: int) -> None:
     random = np.array([seed], np.uint64)
     life = search.ahead + 1
     cooling = search.cold / search.hot
-    for i in range(search.sweeps):
+    samples, lookups = int(loads.first_T[1]), len(uses.use_L)
+    work = search.effort * samples / max(1.0, lookups * (1 + search.grouping))
+    sweeps = max(1, round(work))
+    for i in range(sweeps):
         for t in range(len(spread.entries)):
-            age = (search.ahead - t + (i + 0.5) / search.sweeps) / life
+            age = (search.ahead - t + (i + 0.5) / sweeps) / life
             noise_W = (search.hot * cooling**age * unit) * spread.scale_W
             heat = Heat(noise_W, search.stiffness * unit, GUMBEL, random)
             sweep(uses, loads, t, heat)
-            if i % search.grouped == search.grouped - 1:
-                first, last = spread.first_use_T[t : t + 2]
-                ends = loads.first_T[t : t + 2]
-                budget = 4 * int(uses.first_S[ends[1]] - uses.first_S[ends[0]])
-                at = (t, int(first), int(last), search.largest, budget)
-                group_sweep(uses, loads, spread.groups, at, heat)
+            first, last = spread.first_use_T[t : t + 2]
+            ends = loads.first_T[t : t + 2]
+            budget = int(search.grouping * (uses.first_S[ends[1]] - uses.first_S[ends[0]]))
+            at = (t, int(first), int(last), search.largest, budget)
+            group_sweep(uses, loads, spread.groups, at, heat)
             reprice(loads, t, search.rate * unit)
     heat = Heat(0 * spread.scale_W, search.stiffness * unit, GUMBEL, random)
     for _ in range(2):
