@@ -133,11 +133,17 @@ def _bagpipe(options: Options) -> Policy:
 
 
 def _embroute(options: Options) -> Policy:
-    effort = parse_int("embroute: effort", options.get("effort", "2400"), 1, 10**6)
+    effort = parse_int("embroute: effort", options.get("effort", "1800"), 1, 10**6)
     ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 1, 100)
-    return Policy(
-        "embroute", sharing(Search(effort, ahead)), on_demand(), stale_first()
-    )
+    objective = options.get("objective", "time")
+    if objective not in ("time", "cost"):
+        raise ValueError(f"embroute: objective must be time or cost, got {objective!r}")
+    quotas = options.get("quotas", "free" if objective == "time" else "equal")
+    if quotas not in ("free", "equal"):
+        raise ValueError(f"embroute: quotas must be free or equal, got {quotas!r}")
+    beside = parse_number("embroute: beside", options.get("beside", "0.3" if objective == "time" else "1"), 0, 1)
+    search = Search(effort, ahead, beside=beside, free=quotas == "free")
+    return Policy("embroute", sharing(search), on_demand(), stale_first())
 
 
 def _unbounded(options: Options) -> Policy:
@@ -170,7 +176,8 @@ SYSTEMS: Mapping[str, Entry] = {
     "scars": Entry(_scars, ("hot", "buffer", "shuffle", "seed"), "SCARS: hot set chosen by theory"),
     "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
     "embroute": Entry(
-        _embroute, ("effort", "ahead"), "our own: what workers share is priced, batches ahead too"
+        _embroute,
+        ("effort", "ahead", "objective", "quotas", "beside"), "our own: what workers share is priced, batches ahead too"
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }

@@ -95,6 +95,7 @@ class Dispatch:
     looks_at_caches: bool = True
     needs_access: bool = False
     ahead: int = 0  # batches that it deals before their step
+    free: bool = False  # whether it chooses how many samples each worker gets
 
 
 @dataclass(frozen=True)
@@ -169,4 +170,5 @@ class Policy:
     def needs(self) -> Needs:
         """What its parts want kept in the state."""
         clocks, access = not self.sync.exact, self.dispatch.needs_access
-        return Needs(self.evict.num_buckets, clocks, access, self.dispatch.ahead)
+        dispatch = self.dispatch
+        return Needs(self.evict.num_buckets, clocks, access, dispatch.ahead, dispatch.free)

@@ -28,6 +28,7 @@ class Outlook(NamedTuple):
     ahead_TS: I32  # workers meant for the samples of the next batches
     price_TW: npt.NDArray[np.float32]  # of a place at each worker, in those batches
     affinity_NW: npt.NDArray[np.uint8]  # by number: share of a row's recent uses, of 255
+    share_W: npt.NDArray[np.float32]  # of a batch's samples; empty where quotas are fixed
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Needs:
     clocks: bool = False
     access: bool = False
     ahead: int = 0  # batches that a dispatch deals before their step
+    free: bool = False  # whether it chooses how many samples each worker gets
 
 
 def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | None = None) -> State:
@@ -102,7 +104,17 @@ def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
         np.full((needs.ahead, samples), -1, np.int32),
         np.zeros((needs.ahead, workers), np.float32),
         np.zeros((numbers, workers), np.uint8),
+        _first_shares(setup) if needs.free else np.empty(0, np.float32),
     )
+
+
+def _first_shares(setup: Setup) -> npt.NDArray[np.float32]:
+    """Samples go where they finish first if each moves a quarter of its rows, there and back."""
+    lookups = max(1, setup.schema.num_fields)
+    transfers_W = lookups / 4 * 2 * setup.row_seconds_AW.mean(0)
+    seconds_W = np.maximum(setup.cluster.compute_s_W, 1e-12) + transfers_W
+    share_W: npt.NDArray[np.float32] = (1 / seconds_W / (1 / seconds_W).sum()).astype(np.float32)
+    return share_W
 
 
 def _on_lines(num_rows: int, width: int) -> I32:

@@ -36,6 +36,7 @@ from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, gather
 from embroute.policy.dispatch.block import block
 from embroute.policy.dispatch.esd import esd
 from embroute.policy.parts import Dealing, Dispatch, View
+from embroute.policy.quotas import whole
 from embroute.policy.setup import Setup
 from embroute.policy.state import Outlook
 
@@ -48,17 +49,18 @@ I64 = npt.NDArray[np.int64]
 class Search:
     """How to search. Heats, stiffness and rates are in units of the mean price of a row."""
 
-    effort: int = 2400  # look-ups to read in a step, for each sample of its batch
+    effort: int = 1800  # look-ups to read in a step, for each sample of its batch
     ahead: int = 9  # batches beside the current one that are dealt together
-    grouping: float = 2.0  # look-ups read for groups for each one read for single samples
+    grouping: float = 1.0  # look-ups read for groups for each one read for single samples
     hot: float = 1.0  # noise on the costs of a batch that enters the window
     cold: float = 0.02  # and of one that is about to be trained
     stiffness: float = 0.03  # price of one sample above a quota
     rate: float = 0.02  # growth of prices in a sweep per sample above a quota
     tail: float = 0.25  # worth of owning a row that was often used, of the price of a use
     affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
-    gamma: float = 0.0
     largest: int = 16  # samples of a group
+    beside: float = 1.0  # weight of transfers that run beside compute
+    free: bool = True  # quotas follow from the time workers take
 
 
 class Spread(NamedTuple):
@@ -73,18 +75,26 @@ class Spread(NamedTuple):
     scale_W: F32  # noise of each worker
 
 
-def prices(setup: Setup) -> F32:
+def prices(setup: Setup, beside: float) -> F32:
     """Seconds of an exclusive use, of a share and of its pull, in units of the cheapest use.
 
-    An exclusive use is a pull now and a push some time: postponing it is no saving.
+    An exclusive use is a pull now and a push some time: postponing it is no saving. `beside`:
+    what a transfer weighs that can run beside compute, since no neighbouring step uses the row.
+    For each arena there are four classes of use: whether the step before, and the step after,
+    use the row too.
     """
     cluster, record_XA = setup.cluster, setup.record_bytes_XA
     up, down = link_rates(cluster)
     crosses = cluster.crosses_WK.mean(1)
-    alone = np.outer(record_XA[VALUE_STATE], crosses / down + crosses / up)
-    pull = np.outer(record_XA[VALUE], crosses / down)
-    share = pull + np.outer(record_XA[GRADIENT], crosses / up)
-    price_PAW = np.stack([alone, share, pull])
+    classes = []
+    for late in (beside, 1.0):
+        for urgent in (beside, 1.0):
+            pull_W, push_W = late * crosses / down, urgent * crosses / up
+            alone = np.outer(record_XA[VALUE_STATE], pull_W + push_W)
+            pull = np.outer(record_XA[VALUE], pull_W)
+            share = pull + np.outer(record_XA[GRADIENT], push_W)
+            classes.append(np.stack([alone, share, pull]))
+    price_PAW = np.concatenate(classes, 1)
     unit = alone[alone > 0].min(initial=np.inf)
     padded = -(-setup.num_workers // CHUNK) * CHUNK
     price_PAV = np.zeros((*price_PAW.shape[:2], padded), np.float32)
@@ -98,7 +108,12 @@ def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail
     last_N = np.concatenate([entry.last_U for entry in entries])
     before_N = np.where(last_N >= base, last_N - base, -1).astype(np.int32)
     owner_N = np.maximum(np.concatenate([found.only_U for found in founds]), -1)
+    late_N = np.concatenate([entry.before_U == entry.step - 1 for entry in entries])
+    urgent_N = np.zeros(len(late_N), np.bool_)
+    urgent_N[before_N[late_N & (before_N >= 0)]] = True
+    urgent_N[-len(entries[-1].rows_U) :] = late_N[-len(entries[-1].rows_U) :]
     arena_N = np.concatenate([setup.arena_of(entry.rows_U) for entry in entries])
+    arena_N = (arena_N + len(setup.arenas) * (2 * late_N + urgent_N)).astype(np.uint8)
     return Nodes(before_N, owner_N, arena_N, tail_N)
 
 
@@ -125,13 +140,22 @@ def _start(entries: tuple[Indexed, ...], outlook: Outlook, quota_TW: I32) -> I32
     return np.concatenate(parts)
 
 
+def _quotas(view: View, entries: tuple[Indexed, ...]) -> I32:
+    """Samples of each worker in each batch."""
+    setup, share_W = view.state.setup, view.state.outlook.share_W
+    sizes = [len(entry.batch) for entry in entries]
+    if len(share_W):
+        return np.array([whole(share_W, size) for size in sizes], np.int32)
+    return np.array([setup.quotas(size) for size in sizes], np.int32)
+
+
 def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
     """The window's uses with every sample where earlier steps meant it to be."""
     state, window, setup = view.state, view.window, view.state.setup
     entries = (window.now, *window.ahead[: search.ahead])
     cells = state.caches.cells
     founds = [view.found, *(find(cells, entry.rows_U) for entry in entries[1:])]
-    quota_TW = np.array([setup.quotas(len(entry.batch)) for entry in entries], np.int32)
+    quota_TW = _quotas(view, entries)
     node_L, first_S, first_T = _lookups(entries)
     number_N = np.concatenate([found.number_U for found in founds])
     again_N = state.outlook.affinity_NW[number_N].sum(1, dtype=np.float32) / 255
@@ -153,8 +177,8 @@ def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
     price_TW[len(known) :] = known[-1]
     loads = Loads(first_T, load_TW, quota_TW, price_TW)
     bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
-    unit = float(price_PAV[ALONE][:, : setup.num_workers].mean())
-    scale_W = (price_PAV[ALONE].mean(0)[: setup.num_workers] / unit) ** np.float32(search.gamma)
+    unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
+    scale_W = np.ones(setup.num_workers, np.float32)
     return Spread(entries, uses, loads, members(uses), np.searchsorted(kept, bases), unit, scale_W)
 
 
@@ -204,7 +228,7 @@ def _outlook(spread: Spread, before: Outlook) -> Outlook:
             worker_S = spread.uses.worker_S[first_T[t + 1] : first_T[t + 2]]
             fits = min(len(worker_S), ahead_TS.shape[1])
             ahead_TS[t, :fits] = worker_S[:fits]
-    return Outlook(ahead_TS, price_TW, before.affinity_NW)
+    return Outlook(ahead_TS, price_TW, before.affinity_NW, before.share_W)
 
 
 def _excess(view: View, worker_S: I32) -> int:
@@ -226,7 +250,7 @@ def sharing(search: Search) -> Dispatch:
         setup = view.state.setup
         if setup.num_workers == 1 or not len(view.window.now.batch):
             return block().choose(view)
-        spread = _spread(view, search, prices(setup))
+        spread = _spread(view, search, prices(setup, search.beside))
         _improve(spread, search, view.window.step)
         _settle(spread)
         worker_S = spread.uses.worker_S[: spread.loads.first_T[1]].copy()
@@ -236,4 +260,4 @@ def sharing(search: Search) -> Dispatch:
             worker_S = min(plain, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
         return Dealing(worker_S, _outlook(spread, view.state.outlook))
 
-    return Dispatch("sharing", choose, ahead=search.ahead)
+    return Dispatch("sharing", choose, ahead=search.ahead, free=search.free)
