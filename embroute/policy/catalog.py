@@ -141,8 +141,7 @@ def _embroute(options: Options) -> Policy:
     quotas = options.get("quotas", "free" if objective == "time" else "equal")
     if quotas not in ("free", "equal"):
         raise ValueError(f"embroute: quotas must be free or equal, got {quotas!r}")
-    beside = parse_number("embroute: beside", options.get("beside", "0.3" if objective == "time" else "1"), 0, 1)
-    search = Search(effort, ahead, beside=beside, free=quotas == "free")
+    search = Search(effort, ahead, free=quotas == "free")
     return Policy("embroute", sharing(search), on_demand(), stale_first())
 
 
@@ -177,7 +176,7 @@ SYSTEMS: Mapping[str, Entry] = {
     "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
     "embroute": Entry(
         _embroute,
-        ("effort", "ahead", "objective", "quotas", "beside"), "our own: what workers share is priced, batches ahead too"
+        ("effort", "ahead", "objective", "quotas"), "our own: what workers share is priced, batches ahead too"
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }

@@ -34,7 +34,7 @@ from embroute.kernels.transfers import (
 )
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
-from embroute.policy.quotas import next_shares
+from embroute.policy.quotas import balance
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
 from embroute.policy.plan import Plan, PlanError, drain, replicated
 from embroute.policy.state import State
@@ -202,7 +202,7 @@ def advance(state: State, plan: Plan) -> None:
         state.outlook.ahead_TS[:] = plan.outlook.ahead_TS
         state.outlook.price_TW[:] = plan.outlook.price_TW
         if len(state.outlook.share_W):
-            state.outlook.share_W[:] = next_shares(plan, state)
+            balance(plan, state.setup, state.outlook)
         remember(state.outlook.affinity_NW, caches.cells.number_R, touched, plan.rows.rows_U)
     state.was_hot = plan.now.batch.hot
     state.filled = state.filled or len(state.hot_R) > 0

@@ -10,30 +10,54 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cost import step_time
+from embroute.kernels.codes import LATE, URGENT
 from embroute.policy.plan import Plan, traffic
-from embroute.policy.state import State
+from embroute.policy.setup import Setup
+from embroute.policy.state import Outlook
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-SPEED = 0.2  # exponent of a correction: 1 would be right if time were proportional to samples
+SPEED = 0.2  # exponent of a correction of shares
 MOST = 1.2  # factor of one correction
 LEAST = 1e-4  # of a batch: a worker that sits out can come back
+SHARPNESS = 8  # how much more the slowest worker counts than one a little faster
+ELASTICITY = 0.5  # growth of late transfers with samples: most rows are shared by several
+SMOOTHING = 0.3  # weight of the last step among those before it
 
 
-def next_shares(plan: Plan, state: State) -> F32:
-    """Shares of the next batch, from the time each worker takes for this one."""
-    cluster, share_W = state.setup.cluster, state.outlook.share_W
-    time = step_time(traffic(plan, state.setup), cluster)
-    busy_W = np.maximum(time.compute_W, time.early_W) + time.urgent_W + time.late_W
-    usual = float((busy_W * share_W).sum() / share_W.sum())
+def _pressure(seconds_W: F64) -> F64:
+    """How much each worker decides a maximum over workers; one on average."""
+    most = float(seconds_W.max())
+    if most <= 0:
+        return np.ones_like(seconds_W)
+    near_W = (seconds_W / most) ** SHARPNESS
+    pressure: F64 = near_W * len(near_W) / near_W.sum()
+    return pressure
+
+
+def balance(plan: Plan, setup: Setup, outlook: Outlook) -> None:
+    """Move shares and weights towards what would have made this step shorter.
+
+    A step takes max(max(compute, early) + urgent) + max(late), each over all workers. A worker
+    counts in a maximum as far as it is near it; where compute covers what runs beside it, that
+    costs nothing. Shares are right when one more sample adds as much at every worker.
+    """
+    time = step_time(traffic(plan, setup), setup.cluster)
+    first_W = np.maximum(time.compute_W, time.early_W) + time.urgent_W
+    first_pressure_W, late_pressure_W = _pressure(first_W), _pressure(time.late_W)
+    uncovered_W = time.early_W > time.compute_W
+    weight_PW = np.stack([first_pressure_W * uncovered_W, first_pressure_W, late_pressure_W])
+    outlook.weight_PW[:] += SMOOTHING * (weight_PW - outlook.weight_PW)
+    adds_W = outlook.weight_PW[URGENT] * first_W + ELASTICITY * outlook.weight_PW[LATE] * time.late_W
+    adds_W /= np.maximum(1, plan.samples_W)
+    usual = float((adds_W * outlook.share_W).sum())
     if usual <= 0:
-        return share_W.copy()
-    correction_W = (usual / np.maximum(busy_W, usual * 1e-3)) ** SPEED
-    moved_W = share_W * np.clip(correction_W, 1 / MOST, MOST)
-    moved_W = np.maximum(moved_W, LEAST)
-    shares: F32 = (moved_W / moved_W.sum()).astype(np.float32)
-    return shares
+        return
+    correction_W = (usual / np.maximum(adds_W, usual * 1e-3)) ** SPEED
+    moved_W = np.maximum(outlook.share_W * np.clip(correction_W, 1 / MOST, MOST), LEAST)
+    outlook.share_W[:] = moved_W / moved_W.sum()
 
 
 def whole(share_W: F32, num_samples: int) -> I64:

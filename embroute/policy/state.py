@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Caches, Cells
-from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SLOT_MASK
+from embroute.kernels.codes import DIRTY, NUM_PHASES, NUM_SLOT_FIELDS, ROW, SLOT_MASK
 from embroute.kernels.order import empty_order
 from embroute.policy.setup import Setup
 
@@ -29,6 +29,7 @@ class Outlook(NamedTuple):
     price_TW: npt.NDArray[np.float32]  # of a place at each worker, in those batches
     affinity_NW: npt.NDArray[np.uint8]  # by number: share of a row's recent uses, of 255
     share_W: npt.NDArray[np.float32]  # of a batch's samples; empty where quotas are fixed
+    weight_PW: npt.NDArray[np.float32]  # of a second in each phase; empty likewise
 
 
 @dataclass
@@ -105,6 +106,7 @@ def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
         np.zeros((needs.ahead, workers), np.float32),
         np.zeros((numbers, workers), np.uint8),
         _first_shares(setup) if needs.free else np.empty(0, np.float32),
+        np.ones((NUM_PHASES - 1 if needs.free else 0, workers), np.float32),
     )
 
 

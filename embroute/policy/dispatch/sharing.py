@@ -30,7 +30,7 @@ from embroute.kernels.anneal import (
     sweep,
 )
 from embroute.kernels.caches import Found, find
-from embroute.kernels.codes import GRADIENT, VALUE, VALUE_STATE
+from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
 from embroute.kernels.touches import Lookups, touches
 from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, gather
 from embroute.policy.dispatch.block import block
@@ -59,7 +59,7 @@ class Search:
     tail: float = 0.25  # worth of owning a row that was often used, of the price of a use
     affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
     largest: int = 16  # samples of a group
-    beside: float = 1.0  # weight of transfers that run beside compute
+    least: float = 0.1  # weight of a second that nobody waits for
     free: bool = True  # quotas follow from the time workers take
 
 
@@ -75,31 +75,38 @@ class Spread(NamedTuple):
     scale_W: F32  # noise of each worker
 
 
-def prices(setup: Setup, beside: float) -> F32:
+def prices(setup: Setup, weight_PW: F32) -> F32:
     """Seconds of an exclusive use, of a share and of its pull, in units of the cheapest use.
 
-    An exclusive use is a pull now and a push some time: postponing it is no saving. `beside`:
-    what a transfer weighs that can run beside compute, since no neighbouring step uses the row.
-    For each arena there are four classes of use: whether the step before, and the step after,
-    use the row too.
+    An exclusive use is a pull now and a push some time: postponing it is no saving. `weight_PW`:
+    what a second counts early, urgent and late. For each arena there are four classes of use:
+    whether the step before uses the row too, so that its pull is late, and whether the step after
+    does, so that its push is urgent.
     """
     cluster, record_XA = setup.cluster, setup.record_bytes_XA
     up, down = link_rates(cluster)
     crosses = cluster.crosses_WK.mean(1)
     classes = []
-    for late in (beside, 1.0):
-        for urgent in (beside, 1.0):
-            pull_W, push_W = late * crosses / down, urgent * crosses / up
-            alone = np.outer(record_XA[VALUE_STATE], pull_W + push_W)
-            pull = np.outer(record_XA[VALUE], pull_W)
-            share = pull + np.outer(record_XA[GRADIENT], push_W)
-            classes.append(np.stack([alone, share, pull]))
+    for late, urgent in ((EARLY, EARLY), (EARLY, URGENT), (LATE, EARLY), (LATE, URGENT)):
+        pull_W, push_W = weight_PW[late] * crosses / down, weight_PW[urgent] * crosses / up
+        alone = np.outer(record_XA[VALUE_STATE], pull_W + push_W)
+        pull = np.outer(record_XA[VALUE], pull_W)
+        share = pull + np.outer(record_XA[GRADIENT], push_W)
+        classes.append(np.stack([alone, share, pull]))
     price_PAW = np.concatenate(classes, 1)
-    unit = alone[alone > 0].min(initial=np.inf)
+    plain = np.outer(record_XA[VALUE_STATE], crosses / down + crosses / up)
+    unit = plain[plain > 0].min(initial=np.inf)
     padded = -(-setup.num_workers // CHUNK) * CHUNK
     price_PAV = np.zeros((*price_PAW.shape[:2], padded), np.float32)
     price_PAV[:, :, : setup.num_workers] = price_PAW / unit
     return price_PAV
+
+
+def _weights(outlook: Outlook, search: Search, num_workers: int) -> F32:
+    """What a second of each phase counts at each worker."""
+    if not len(outlook.weight_PW):
+        return np.ones((NUM_PHASES, num_workers), np.float32)
+    return np.float32(search.least) + outlook.weight_PW
 
 
 def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail_N: F32) -> Nodes:
@@ -228,7 +235,7 @@ def _outlook(spread: Spread, before: Outlook) -> Outlook:
             worker_S = spread.uses.worker_S[first_T[t + 1] : first_T[t + 2]]
             fits = min(len(worker_S), ahead_TS.shape[1])
             ahead_TS[t, :fits] = worker_S[:fits]
-    return Outlook(ahead_TS, price_TW, before.affinity_NW, before.share_W)
+    return Outlook(ahead_TS, price_TW, before.affinity_NW, before.share_W, before.weight_PW)
 
 
 def _excess(view: View, worker_S: I32) -> int:
@@ -250,7 +257,7 @@ def sharing(search: Search) -> Dispatch:
         setup = view.state.setup
         if setup.num_workers == 1 or not len(view.window.now.batch):
             return block().choose(view)
-        spread = _spread(view, search, prices(setup, search.beside))
+        spread = _spread(view, search, prices(setup, _weights(view.state.outlook, search, setup.num_workers)))
         _improve(spread, search, view.window.step)
         _settle(spread)
         worker_S = spread.uses.worker_S[: spread.loads.first_T[1]].copy()
