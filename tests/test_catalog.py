@@ -33,7 +33,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "fae": {"hot": "100rows", "rate": "20", "buffer": "4", "shuffle": "yes", "seed": "3"},
     "scars": {"hot": "100rows", "buffer": "4", "shuffle": "yes", "seed": "3"},
     "bagpipe": {"lookahead": "6"},
-    "embroute": {"effort": "200", "ahead": "1"},
+    "embroute": {"effort": "200", "ahead": "1", "objective": "cost", "quotas": "equal"},
     "unbounded": {"of": "herald"},
     "until-last-use": {"lookahead": "6"},
     "clairvoyant": {"lookahead": "6"},

@@ -48,33 +48,33 @@ class Loads(NamedTuple):
 class Heat(NamedTuple):
     """How freely samples move: noise on costs, what a sample above a quota costs, randomness."""
 
-    noise_W: F32
+    noise: float
     stiffness: float
     gumbel: F32
     random: U64  # state of the generator
 
 
 @inlined
-def _draw(random: U64) -> np.uint64:
+def _draw(random: U64) -> int:
     """xorshift64*."""
     x = random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     random[0] = x
-    return x * np.uint64(0x2545F4914F6CDD1D)
+    return int(x * np.uint64(0x2545F4914F6CDD1D))
 
 
 @inlined
-def _choose(add_V: F32, price_W: F32, noise_W: F32, gumbel: F32, random: U64) -> int:
+def _choose(add_V: F32, price_W: F32, noise: float, gumbel: F32, random: U64) -> int:
     """The worker of least cost and price, less a noise: a draw from a heat bath."""
-    best, least, bits = 0, np.float32(np.inf), np.uint64(0)
+    best, least, bits = 0, np.float32(np.inf), int(np.uint64(0))
     for w in range(len(price_W)):
         value = add_V[index(w)] + price_W[index(w)]
         if w % _NOISES_A_DRAW == 0:
             bits = _draw(random)
-        value -= noise_W[index(w)] * gumbel[index(bits & np.uint64(NOISES - 1))]
-        bits >>= _BITS
+        value -= np.float32(noise) * gumbel[index(int(bits & np.uint64(NOISES - 1)))]
+        bits = int(bits >> _BITS)
         if value < least:
             best, least = w, value
     return best
@@ -86,7 +86,7 @@ def sweep(uses: Uses, loads: Loads, t: int, heat: Heat) -> int:
     use_KF, cost_KF, price_PAV, use_L, first_S, worker_S, linear_SV = uses
     add_V = np.empty(price_PAV.shape[2], np.float32)
     load_W, quota_W, price_W = loads.load_TW[t], loads.quota_TW[t], loads.price_TW[t]
-    stiffness, noise_W, gumbel, random = heat.stiffness, heat.noise_W, heat.gumbel, heat.random
+    stiffness, noise, gumbel, random = heat.stiffness, heat.noise, heat.gumbel, heat.random
     counts, moved = COSTS + 2 * len(add_V), 0
     pay_W = price_W + np.float32(stiffness) * (load_W - quota_W).astype(np.float32)
     for s in range(loads.first_T[t], loads.first_T[t + 1]):
@@ -96,7 +96,7 @@ def sweep(uses: Uses, loads: Loads, t: int, heat: Heat) -> int:
             add_V[index(w)] = linear_SV[s, index(w)]
         joining(use_KF, cost_KF, price_PAV, use_L, at, add_V)
         pay_W[here] -= np.float32(stiffness)
-        best = _choose(add_V, pay_W, noise_W, gumbel, random)
+        best = _choose(add_V, pay_W, noise, gumbel, random)
         pay_W[index(best)] += np.float32(stiffness)
         if best != worker_S[s]:
             shift(use_KF, use_L, counts, at, best)
@@ -145,7 +145,7 @@ def members(uses: Uses) -> Groups:
         first_K,
         sample_M,
         np.zeros(num_uses, np.int32),
-        np.empty(num_uses, np.int32),
+        np.empty(num_uses + 1, np.int32),  # one more than there are: it is written without asking
         np.empty(len(uses.worker_S), np.int32),
     )
 
@@ -153,7 +153,7 @@ def members(uses: Uses) -> Groups:
 @kernel
 def _together(uses: Uses, groups: Groups, n: int, here: int, out_V: F32) -> int:
     """What the first n of the group cost together at each worker; returns the look-ups seen."""
-    use_KF, cost_KF, price_PAV, use_L, first_S, worker_S, linear_SV = uses
+    use_KF, cost_KF, price_PAV, use_L, first_S, _, linear_SV = uses
     times_K, list_K, group_S = groups.times_K, groups.list_K, groups.group_S
     padded, count, work = index(len(out_V)), 0, 0
     out_V[:] = 0
@@ -192,31 +192,33 @@ def _collect(groups: Groups, worker_S: I32, k: int, here: int) -> int:
 
 
 @kernel
-def group_sweep(uses: Uses, loads: Loads, groups: Groups, at: tuple[int, int, int, int, int], heat: Heat) -> int:
+def group_sweep(
+    uses: Uses, loads: Loads, groups: Groups, at: tuple[int, int, int, int, int], heat: Heat
+) -> int:
     """Offer samples that share a row at a worker to every worker together; how many groups moved.
 
     `at`: the batch, its first use and the end of them, the most samples of a group, look-ups to
     spend.
     """
     t, first, last, largest, budget = at
-    use_KF, price_PAV, use_L, first_S, worker_S = uses.use_KF, uses.price_PAV, uses.use_L, uses.first_S, uses.worker_S
+    use_KF, _, price_PAV, use_L, first_S, worker_S, _ = uses
     num_workers = loads.load_TW.shape[1]
     add_V = np.empty(price_PAV.shape[2], np.float32)
     load_W, quota_W, price_W = loads.load_TW[t], loads.quota_TW[t], loads.price_TW[t]
-    stiffness, noise_W, gumbel, random = heat.stiffness, heat.noise_W, heat.gumbel, heat.random
+    stiffness, noise, gumbel, random = heat.stiffness, heat.noise, heat.gumbel, heat.random
     pay_W = np.empty(num_workers, np.float32)
     counts, moved, work = COSTS + 2 * len(add_V), 0, 0
     while work < budget and last > first:
         bits = _draw(random)
-        k = first + (bits >> np.uint64(32)) % np.uint64(last - first)
+        k = first + int((bits >> np.uint64(32)) % np.uint64(last - first))
         work += 4
         if groups.first_K[k + 1] - groups.first_K[k] < 2:
             continue
-        here = (bits & np.uint64(0xFFFF)) % np.uint64(num_workers)
+        here = int((bits & np.uint64(0xFFFF)) % np.uint64(num_workers))
         for _ in range(num_workers):
             if use_KF[k, counts + here] >= 2:
                 break
-            here = (here + np.uint64(1)) % np.uint64(num_workers)
+            here = int((here + np.uint64(1)) % np.uint64(num_workers))
         n = use_KF[k, counts + here]
         if n < 2 or n > largest:
             continue
@@ -225,7 +227,7 @@ def group_sweep(uses: Uses, loads: Loads, groups: Groups, at: tuple[int, int, in
         load_W[here] -= n
         for w in range(num_workers):
             pay_W[w] = n * (price_W[w] + np.float32(stiffness) * np.float32(load_W[w] - quota_W[w]))
-        best = _choose(add_V, pay_W, noise_W, gumbel, random)
+        best = _choose(add_V, pay_W, noise, gumbel, random)
         load_W[best] += n
         if best != np.int64(here):
             for i in range(n):
@@ -238,11 +240,20 @@ def group_sweep(uses: Uses, loads: Loads, groups: Groups, at: tuple[int, int, in
 
 @inlined
 def _weigh(uses: Uses, s: int, add_V: F32) -> None:
+    """What a sample costs at each worker, all others where they are."""
     use_KF, cost_KF, price_PAV, use_L, first_S, worker_S, linear_SV = uses
     for w in range(len(add_V)):
         add_V[index(w)] = linear_SV[s, index(w)]
-    at = (first_S[s], first_S[s + 1], worker_S[s], 1000000)
+    at = (first_S[s], first_S[s + 1], worker_S[s], 0)
     joining(use_KF, cost_KF, price_PAV, use_L, at, add_V)
+
+
+@kernel
+def weighed(uses: Uses, s: int) -> F32:
+    """What a sample costs at each worker."""
+    add_V = np.empty(uses.price_PAV.shape[2], np.float32)
+    _weigh(uses, s, add_V)
+    return add_V
 
 
 @kernel
@@ -254,46 +265,47 @@ def put(uses: Uses, s: int, goes: int) -> None:
 
 
 @kernel
+def _cheapest_move(uses: Uses, loads: Loads, t: int) -> tuple[int, int]:
+    """The sample of an overfull worker that costs least elsewhere, and where; -1 if none is."""
+    load_W, quota_W, worker_S = loads.load_TW[t], loads.quota_TW[t], uses.worker_S
+    add_V = np.empty(uses.price_PAV.shape[2], np.float32)
+    chosen, goes, least = -1, -1, np.float32(np.inf)
+    for s in range(loads.first_T[t], loads.first_T[t + 1]):
+        here = worker_S[s]
+        if load_W[here] <= quota_W[here]:
+            continue
+        _weigh(uses, s, add_V)
+        for w in range(len(load_W)):
+            if load_W[w] < quota_W[w] and add_V[w] - add_V[here] < least:
+                chosen, goes, least = s, w, add_V[w] - add_V[here]
+    return chosen, goes
+
+
+@kernel
 def repair(uses: Uses, loads: Loads, t: int) -> None:
     """Move samples from overfull workers to those with room, cheapest first."""
-    num_workers = loads.load_TW.shape[1]
-    load_W, quota_W = loads.load_TW[t], loads.quota_TW[t]
-    add_W = np.empty(uses.price_PAV.shape[2], np.float32)
-    first, last = loads.first_T[t], loads.first_T[t + 1]
-    while True:
-        over = 0
-        for w in range(num_workers):
-            over += max(0, load_W[w] - quota_W[w])
-        if over == 0:
-            return
-        best, goes, least = -1, -1, np.float32(np.inf)
-        for s in range(first, last):
-            here = uses.worker_S[s]
-            if load_W[here] <= quota_W[here]:
-                continue
-            _weigh(uses, s, add_W)
-            for w in range(num_workers):
-                if load_W[w] < quota_W[w] and add_W[w] - add_W[here] < least:
-                    best, goes, least = s, w, add_W[w] - add_W[here]
-        load_W[uses.worker_S[best]] -= 1
-        load_W[goes] += 1
-        put(uses, best, goes)
+    s, goes = _cheapest_move(uses, loads, t)
+    while s >= 0:
+        loads.load_TW[t, uses.worker_S[s]] -= 1
+        loads.load_TW[t, goes] += 1
+        put(uses, s, goes)
+        s, goes = _cheapest_move(uses, loads, t)
 
 
 @kernel
 def swaps(uses: Uses, loads: Loads, t: int) -> int:
     """One round of swaps: the best movers of each pair of workers change places if it pays."""
     num_workers = loads.load_TW.shape[1]
-    add_W = np.empty(uses.price_PAV.shape[2], np.float32)
+    add_V = np.empty(uses.price_PAV.shape[2], np.float32)
     first, last = loads.first_T[t], loads.first_T[t + 1]
     best_WW = np.full((num_workers, num_workers), np.inf, np.float32)
     who_WW = np.full((num_workers, num_workers), -1, np.int32)
     done = 0
     for s in range(first, last):
         here = uses.worker_S[s]
-        _weigh(uses, s, add_W)
+        _weigh(uses, s, add_V)
         for w in range(num_workers):
-            gain = add_W[w] - add_W[here]
+            gain = add_V[w] - add_V[here]
             if w != here and gain < best_WW[here, w]:
                 best_WW[here, w], who_WW[here, w] = gain, s
             if w == here or who_WW[w, here] < 0 or gain + best_WW[w, here] >= -1e-4:
@@ -303,13 +315,13 @@ def swaps(uses: Uses, loads: Loads, t: int) -> int:
                 best_WW[w, here], who_WW[w, here] = np.inf, -1
                 continue
             put(uses, s, w)
-            _weigh(uses, other, add_W)
-            if gain + add_W[here] - add_W[w] < -1e-4:
+            _weigh(uses, other, add_V)
+            if gain + add_V[here] - add_V[w] < -1e-4:
                 put(uses, other, here)
                 best_WW[w, here], who_WW[w, here] = np.inf, -1
                 done += 1
                 break
             put(uses, s, here)
             best_WW[w, here], who_WW[w, here] = np.inf, -1
-            _weigh(uses, s, add_W)
+            _weigh(uses, s, add_V)
     return done

@@ -198,7 +198,9 @@ def count_lookups(access_R: I32, rows: npt.NDArray[np.int64]) -> None:
 
 
 @kernel
-def remember(affinity_NW: U8, number_R: I32, touches: Touches, rows_U: npt.NDArray[np.int64]) -> None:
+def remember(
+    affinity_NW: U8, number_R: I32, touches: Touches, rows_U: npt.NDArray[np.int64]
+) -> None:
     """Let what is known of where a row is used move towards where this step used it."""
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     num_workers = affinity_NW.shape[1]

@@ -5,7 +5,7 @@ set. The cost of a use depends on its set and on the owner that the use before l
 
     alone at w                      ALONE of w, or nothing if w owns the row
     shared                          SHARE of every worker of the set, less the PULL of the owner
-    shared, next use not in sight   the use's tail on top: the next use finds no owner
+    alone, next use not in sight    the use's tail less, as a share of ALONE: w owns the row
 
 Everything known of a use lies in one record of whole numbers and floats, two cache lines for eight
 workers: what other workers would add is kept there and made anew when the set, the owner or the
@@ -51,11 +51,12 @@ class Uses(NamedTuple):
 
 
 @inlined
-def _splitting(use_KF: I32, cost_KF: F32, price_PAV: F32, k: int, sole: int) -> float:
+def _splitting(use_KF: I32, cost_KF: F32, price_PAV: F32, k: int, sole: int) -> np.float32:
     """What a second worker adds to a use by one, beside its own share."""
     a, owned = index(use_KF[k, ARENA]), use_KF[k, OWNER] == np.int32(sole)
-    base = price_PAV[SHARE, a, sole] - cost_KF[k, index(COSTS) + sole]
-    return base - price_PAV[PULL, a, sole] if owned else base
+    base: np.float32 = price_PAV[SHARE, a, sole] - cost_KF[k, index(COSTS) + sole]
+    spared: np.float32 = price_PAV[PULL, a, sole] if owned else np.float32(0)
+    return base - spared
 
 
 @kernel
@@ -73,9 +74,10 @@ def refresh(use_KF: I32, cost_KF: F32, price_PAV: F32, k: int) -> None:
             cost_KF[k, index(COSTS) + w] -= cost_KF[k, TAIL] * price_PAV[ALONE, a, w]
     else:
         kind = index(ALONE if use_KF[index(after), SIZE] == 1 else PULL)
+        later = index(use_KF[index(after), ARENA])
         for w in range(padded):
             there = use_KF[index(after), counts + w] > 0
-            spared = price_PAV[kind, a, w] if there else np.float32(0)
+            spared = price_PAV[kind, later, w] if there else np.float32(0)
             cost_KF[k, index(COSTS) + w] -= spared
     base = np.float32(0)
     if use_KF[k, SIZE] == 1:
@@ -98,9 +100,7 @@ def add_use(cost_KF: F32, k: int, start: int, out_V: F32) -> None:
 
 
 @inlined
-def add_without(
-    use_KF: I32, cost_KF: F32, price_PAV: F32, k: int, here: int, out_V: F32
-) -> None:
+def add_without(use_KF: I32, cost_KF: F32, price_PAV: F32, k: int, here: int, out_V: F32) -> None:
     """Add what joining use k costs each worker if `here` leaves it and others stay."""
     padded = index(len(out_V))
     a, owner = index(use_KF[k, ARENA]), use_KF[k, OWNER]
@@ -124,7 +124,8 @@ def joining(
 ) -> None:
     """Add what a sample costs at each worker, all others where they are.
 
-    `at`: the first of its look-ups, the end of them, and its worker.
+    `at`: the first of its look-ups, the end of them, its worker, and how many workers there are:
+    a row that all of them touch costs nobody more. 0 looks at such rows too.
     """
     first, last, worker, everyone = at
     here, padded = index(worker), index(len(out_V))

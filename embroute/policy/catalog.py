@@ -176,7 +176,8 @@ SYSTEMS: Mapping[str, Entry] = {
     "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
     "embroute": Entry(
         _embroute,
-        ("effort", "ahead", "objective", "quotas"), "our own: what workers share is priced, batches ahead too"
+        ("effort", "ahead", "objective", "quotas"),
+        "our own: what workers share is priced, batches ahead too",
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }

@@ -34,9 +34,9 @@ from embroute.kernels.transfers import (
 )
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
-from embroute.policy.quotas import balance
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
 from embroute.policy.plan import Plan, PlanError, drain, replicated
+from embroute.policy.quotas import balance
 from embroute.policy.state import State
 
 I32 = npt.NDArray[np.int32]

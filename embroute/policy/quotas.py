@@ -50,7 +50,9 @@ def balance(plan: Plan, setup: Setup, outlook: Outlook) -> None:
     uncovered_W = time.early_W > time.compute_W
     weight_PW = np.stack([first_pressure_W * uncovered_W, first_pressure_W, late_pressure_W])
     outlook.weight_PW[:] += SMOOTHING * (weight_PW - outlook.weight_PW)
-    adds_W = outlook.weight_PW[URGENT] * first_W + ELASTICITY * outlook.weight_PW[LATE] * time.late_W
+    adds_W = (
+        outlook.weight_PW[URGENT] * first_W + ELASTICITY * outlook.weight_PW[LATE] * time.late_W
+    )
     adds_W /= np.maximum(1, plan.samples_W)
     usual = float((adds_W * outlook.share_W).sum())
     if usual <= 0:

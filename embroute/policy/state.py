@@ -100,13 +100,14 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
 def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
     """Nothing dealt ahead, no prices, no row at home anywhere."""
     samples, workers = setup.batch_size if needs.ahead else 0, setup.num_workers
+    free = needs.free and not setup.shares  # shares that a user names are kept
     numbers = setup.schema.num_rows + 1 if needs.ahead else 0
     return Outlook(
         np.full((needs.ahead, samples), -1, np.int32),
         np.zeros((needs.ahead, workers), np.float32),
         np.zeros((numbers, workers), np.uint8),
-        _first_shares(setup) if needs.free else np.empty(0, np.float32),
-        np.ones((NUM_PHASES - 1 if needs.free else 0, workers), np.float32),
+        _first_shares(setup) if free else np.empty(0, np.float32),
+        np.ones((NUM_PHASES - 1 if free else 0, workers), np.float32),
     )
 
 

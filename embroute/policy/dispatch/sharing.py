@@ -10,6 +10,7 @@ Axes: S samples of the window, T its batches, W workers, V workers padded, U row
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +73,6 @@ class Spread(NamedTuple):
     groups: Groups
     first_use_T: I64
     unit: float  # mean price of a row
-    scale_W: F32  # noise of each worker
 
 
 def prices(setup: Setup, weight_PW: F32) -> F32:
@@ -172,10 +172,7 @@ def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
     weight = search.affinity / 255
     attract(uses.linear_SV, state.outlook.affinity_NW, number_N, node_L, first_S, weight)
     load_TW = np.array(
-        [
-            np.bincount(worker_S[a:b], minlength=setup.num_workers)
-            for a, b in zip(first_T[:-1], first_T[1:], strict=True)
-        ],
+        [np.bincount(worker_S[a:b], minlength=setup.num_workers) for a, b in pairwise(first_T)],
         np.int32,
     )
     price_TW = np.zeros(load_TW.shape, np.float32)
@@ -185,8 +182,7 @@ def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
     loads = Loads(first_T, load_TW, quota_TW, price_TW)
     bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
     unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
-    scale_W = np.ones(setup.num_workers, np.float32)
-    return Spread(entries, uses, loads, members(uses), np.searchsorted(kept, bases), unit, scale_W)
+    return Spread(entries, uses, loads, members(uses), np.searchsorted(kept, bases), unit)
 
 
 def _improve(spread: Spread, search: Search, step: int) -> None:
@@ -202,8 +198,8 @@ def _improve(spread: Spread, search: Search, step: int) -> None:
     for i in range(sweeps):
         for t in range(len(spread.entries)):
             age = (search.ahead - t + (i + 0.5) / sweeps) / life
-            noise_W = (search.hot * cooling**age * unit) * spread.scale_W
-            heat = Heat(noise_W, search.stiffness * unit, GUMBEL, random)
+            noise = search.hot * cooling**age * unit
+            heat = Heat(noise, search.stiffness * unit, GUMBEL, random)
             sweep(uses, loads, t, heat)
             first, last = spread.first_use_T[t : t + 2]
             ends = loads.first_T[t : t + 2]
@@ -211,7 +207,7 @@ def _improve(spread: Spread, search: Search, step: int) -> None:
             at = (t, int(first), int(last), search.largest, budget)
             group_sweep(uses, loads, spread.groups, at, heat)
             reprice(loads, t, search.rate * unit)
-    heat = Heat(0 * spread.scale_W, search.stiffness * unit, GUMBEL, random)
+    heat = Heat(0.0, search.stiffness * unit, GUMBEL, random)
     for _ in range(2):
         sweep(uses, loads, 0, heat)
 
@@ -253,11 +249,13 @@ def _excess(view: View, worker_S: I32) -> int:
 
 def sharing(search: Search) -> Dispatch:
     """Minimise the transfers of all batches of the window, what workers share counted once."""
+
     def choose(view: View) -> Dealing:
         setup = view.state.setup
-        if setup.num_workers == 1 or not len(view.window.now.batch):
+        price_PAV = prices(setup, _weights(view.state.outlook, search, setup.num_workers))
+        if setup.num_workers == 1 or not len(view.window.now.batch) or not price_PAV.any():
             return block().choose(view)
-        spread = _spread(view, search, prices(setup, _weights(view.state.outlook, search, setup.num_workers)))
+        spread = _spread(view, search, price_PAV)
         _improve(spread, search, view.window.step)
         _settle(spread)
         worker_S = spread.uses.worker_S[: spread.loads.first_T[1]].copy()
