@@ -19,7 +19,7 @@ from embroute.policy.setup import Setup
 from embroute.simulate import Job, Outcome, measure_named
 
 RIVALS = ("esd(1)", "herald", "esd(1, workers=fast)", "herald(workers=fast)")
-EFFORTS = (100, 300, 600, 1200, 1800, 3600)
+EFFORTS = (100, 300, 600, 1000, 1500, 3000)
 COMPUTE_S = 0.05e-3
 
 

@@ -133,7 +133,7 @@ def _bagpipe(options: Options) -> Policy:
 
 
 def _embroute(options: Options) -> Policy:
-    effort = parse_int("embroute: effort", options.get("effort", "1800"), 1, 10**6)
+    effort = parse_int("embroute: effort", options.get("effort", "1500"), 1, 10**6)
     ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 1, 100)
     objective = options.get("objective", "time")
     if objective not in ("time", "cost"):

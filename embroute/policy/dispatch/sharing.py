@@ -50,7 +50,7 @@ I64 = npt.NDArray[np.int64]
 class Search:
     """How to search. Heats, stiffness and rates are in units of the mean price of a row."""
 
-    effort: int = 1800  # look-ups to read in a step, for each sample of its batch
+    effort: int = 1500  # look-ups to read in a step, for each sample of its batch
     ahead: int = 9  # batches beside the current one that are dealt together
     grouping: float = 1.0  # look-ups read for groups for each one read for single samples
     hot: float = 1.0  # noise on the costs of a batch that enters the window
