@@ -177,7 +177,7 @@ SYSTEMS: Mapping[str, Entry] = {
     "embroute": Entry(
         _embroute,
         ("effort", "ahead", "objective", "quotas"),
-        "our own: what workers share is priced, batches ahead too",
+        "our own: prices what workers share, and batches ahead",
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }
