@@ -177,7 +177,7 @@ SYSTEMS: Mapping[str, Entry] = {
     "embroute": Entry(
         _embroute,
         ("effort", "ahead", "objective", "quotas"),
-        "our own: prices what workers share, and batches ahead",
+        "our own: rows as workers share them",
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }
