@@ -33,6 +33,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "fae": {"hot": "100rows", "rate": "20", "buffer": "4", "shuffle": "yes", "seed": "3"},
     "scars": {"hot": "100rows", "buffer": "4", "shuffle": "yes", "seed": "3"},
     "bagpipe": {"lookahead": "6"},
+    "embroute": {"effort": "200", "ahead": "1", "objective": "cost", "quotas": "equal"},
     "unbounded": {"of": "herald"},
     "until-last-use": {"lookahead": "6"},
     "clairvoyant": {"lookahead": "6"},
@@ -135,7 +136,7 @@ def test_promises() -> None:
     assert make_policy("het").sync.bound == 100
 
 
-NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, unbounded"
+NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, unbounded"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, unbounded"
         ("ESD(1)", f"no policy 'ESD' (there are {NAMES})"),
         ("dispatch=best", "no dispatch 'best' (there are block, robin, herald, esd)"),
         ("sync=swapped", "no sync 'swapped' (there are none, write-through, on-demand, het, "),
-        ("evict=fifo", "no evict 'fifo' (there are lru, lfu, light-lfu, clairvoyant)"),
+        ("evict=fifo", "no evict 'fifo' (there are lru, lfu, light-lfu, clairvoyant, stale-first)"),
         ("esd(1.5)", "esd: alpha must be between 0 and 1, got 1.5"),
         ("esd(-0.1)", "esd: alpha must be between 0 and 1, got -0.1"),
         ("esd(much)", "esd: alpha must be a number, got 'much'"),

@@ -296,11 +296,11 @@ def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def contents(state: State) -> dict[str, Any]:
     """Whatever a state holds, found by its declaration."""
     found: dict[str, Any] = {one.name: getattr(state, one.name) for one in fields(state)}
-    [found.update(found.pop(part)._asdict()) for part in ("caches", "cells", "order")]
+    [found.update(found.pop(part)._asdict()) for part in ("caches", "cells", "order", "outlook")]
     return found
 
 
-@pytest.mark.parametrize("name", ["esd(1)", "het(4)", "fae", "bagpipe(3)", "herald"])
+@pytest.mark.parametrize("name", ["esd(1)", "het(4)", "fae", "bagpipe(3)", "herald", "embroute"])
 def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
     policy, workload = make_policy(name), long_workload("sgd")
     state, loaded = workload.start(policy), workload.start(policy)

@@ -41,6 +41,9 @@ VARIANTS = [
     "scars(hot=0.6, buffer=3, shuffle=yes)",
     "bagpipe(2)",
     "bagpipe(20)",
+    "embroute(effort=50, ahead=1)",
+    "embroute(effort=300, ahead=6)",
+    "embroute(objective=cost)",
     "unbounded(of=esd(1))",
     "unbounded(of=fae)",
     "unbounded(of=het(2))",
@@ -52,6 +55,8 @@ VARIANTS = [
     "dispatch=esd(0.5) sync=on-demand evict=lfu",
     "dispatch=robin sync=until-last-use(10) evict=clairvoyant(3)",
     "dispatch=esd sync=until-last-use(3) evict=lru",
+    "dispatch=esd sync=on-demand evict=stale-first",
+    "dispatch=robin sync=het(4) evict=stale-first",
 ]
 POLICIES = [*SYSTEMS, *VARIANTS]
 
@@ -208,7 +213,7 @@ def test_planning_changes_nothing_and_repeats(name: str, workload: Workload) -> 
     same(snapshot(one), snapshot(other))
 
 
-@pytest.mark.parametrize("name", ["vanilla", "het(1)", "esd", "fae", "bagpipe(2)"])
+@pytest.mark.parametrize("name", ["vanilla", "het(1)", "esd", "fae", "bagpipe(2)", "embroute"])
 def test_a_step_planned_twice_is_the_same_plan(name: str) -> None:
     policy, workload = make_policy(name), long_workload("sgd")
     state = workload.start(policy)

@@ -72,7 +72,15 @@ def same(first: Trained, second: Trained) -> None:
 @pytest.mark.parametrize("cut", [45, 52])
 @pytest.mark.parametrize(
     "policy",
-    ["vanilla", "esd(1)", "bagpipe(3)", "het(4)", "fae(hot=0.5, buffer=8)", "scars(hot=0.3)"],
+    [
+        "vanilla",
+        "esd(1)",
+        "bagpipe(3)",
+        "embroute(effort=200)",
+        "het(4)",
+        "fae(hot=0.5, buffer=8)",
+        "scars(hot=0.3)",
+    ],
 )
 def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None:
     workers, shards = topology = (3, 2)

@@ -44,6 +44,7 @@ EXACT = [
     "herald",
     "esd(1)",
     "bagpipe(3)",
+    "embroute(effort=200)",
     "dispatch=esd sync=on-demand evict=clairvoyant(3)",
     "dispatch=herald sync=write-through evict=lfu",
     "unbounded(of=esd(0.5))",

@@ -24,6 +24,8 @@ class Indexed:
     unique_of_lookup: npt.NDArray[np.int32]
     before_U: npt.NDArray[np.int32]  # step of the use before this one, -1 if none is known
     later_U: npt.NDArray[np.int32]  # step of the next use within the window, or NEVER
+    base: int  # position of its first row among the distinct rows of all batches, one by one
+    last_U: npt.NDArray[np.int64]  # position of the use before this one, -1 if none is known
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,17 @@ class Horizon:
         count = distinct(batch.rows, table, rows_U, unique_of_lookup)
         rows_U = rows_U[:count].copy()
         self._grow(count)
-        before_U = link(self._ring, rows_U, self._next_step, self._base, self._oldest)
-        later_U = np.empty(0, np.int32)
-        entry = Indexed(self._next_step, batch, rows_U, unique_of_lookup, before_U, later_U)
+        before_U, last_U = link(self._ring, rows_U, self._next_step, self._base, self._oldest)
+        entry = Indexed(
+            self._next_step,
+            batch,
+            rows_U,
+            unique_of_lookup,
+            before_U,
+            np.empty(0, np.int32),
+            self._base,
+            last_U,
+        )
         self._waiting.append((entry, self._base))
         self._next_step += 1
         self._base += count

@@ -195,3 +195,22 @@ def count_lookups(access_R: I32, rows: npt.NDArray[np.int64]) -> None:
     for i in range(len(rows)):
         if rows[i] >= 0:
             access_R[rows[i]] += 1
+
+
+@kernel
+def remember(
+    affinity_NW: U8, number_R: I32, touches: Touches, rows_U: npt.NDArray[np.int64]
+) -> None:
+    """Let what is known of where a row is used move towards where this step used it."""
+    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
+    num_workers = affinity_NW.shape[1]
+    for u in range(len(rows_U)):
+        first, last = index(first_U[u]), index(first_U[u + 1])
+        if first == last:
+            continue
+        n, share = index(number_R[index(rows_U[u])]), 63 // (last - first)
+        for w in range(num_workers):
+            old = np.int64(affinity_NW[n, index(w)])
+            affinity_NW[n, index(w)] = (3 * old) >> 2
+        for i in range(first, last):
+            affinity_NW[n, index(worker_T[index(of_row_T[i])])] += share

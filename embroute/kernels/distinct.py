@@ -55,8 +55,8 @@ class Ring(NamedTuple):
 
 
 @kernel
-def link(ring: Ring, rows_U: I64, step: int, base: int, oldest: int) -> I32:
-    """Append a batch at position `base`; returns the step of each row's use before, or -1.
+def link(ring: Ring, rows_U: I64, step: int, base: int, oldest: int) -> tuple[I32, I64]:
+    """Append a batch at position `base`; returns step and position of each row's use before, or -1.
 
     Positions before `oldest` have left the ring.
     """
@@ -72,8 +72,10 @@ def link(ring: Ring, rows_U: I64, step: int, base: int, oldest: int) -> I32:
         if last >= oldest:
             before_U[u] = ring.step_G[last & mask]
             ring.later_G[last & mask] = step
+        else:
+            last_U[u] = -1
         here = base + u
         ring.seen_R[row] = here + 1
         ring.step_G[here & mask] = step
         ring.later_G[here & mask] = NEVER
-    return before_U
+    return before_U, last_U

@@ -18,7 +18,9 @@ from embroute.data.batch import Batch
 from embroute.policy.dispatch.block import block, robin
 from embroute.policy.dispatch.esd import esd
 from embroute.policy.dispatch.herald import herald
+from embroute.policy.dispatch.sharing import Search, sharing
 from embroute.policy.evict.clairvoyant import clairvoyant
+from embroute.policy.evict.freshness import stale_first
 from embroute.policy.evict.recency import lfu, light_lfu, lru
 from embroute.policy.parts import Dispatch, Evict, Policy, Regroup, Sync
 from embroute.policy.regroup.hot_cold import Schedule, regroup
@@ -94,6 +96,7 @@ EVICTS: Mapping[str, Entry] = {
     "clairvoyant": Entry(
         lambda o: clairvoyant(_lookahead(o, "20")), ("lookahead",), "needed last in the window"
     ),
+    "stale-first": Entry(lambda o: stale_first(), (), "copies that must be pulled again, then LRU"),
 }
 
 
@@ -129,6 +132,19 @@ def _bagpipe(options: Options) -> Policy:
     return Policy("bagpipe", block(), until_last_use(lookahead), clairvoyant(lookahead))
 
 
+def _embroute(options: Options) -> Policy:
+    effort = parse_int("embroute: effort", options.get("effort", "1500"), 1, 10**6)
+    ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 1, 100)
+    objective = options.get("objective", "time")
+    if objective not in ("time", "cost"):
+        raise ValueError(f"embroute: objective must be time or cost, got {objective!r}")
+    quotas = options.get("quotas", "free" if objective == "time" else "equal")
+    if quotas not in ("free", "equal"):
+        raise ValueError(f"embroute: quotas must be free or equal, got {quotas!r}")
+    search = Search(effort, ahead, free=quotas == "free")
+    return Policy("embroute", sharing(search), on_demand(), stale_first())
+
+
 def _unbounded(options: Options) -> Policy:
     return replace(make_policy(options.get("of", "vanilla")), unbounded=True)
 
@@ -158,6 +174,11 @@ SYSTEMS: Mapping[str, Entry] = {
     "fae": Entry(_fae, ("hot", "rate", "buffer", "shuffle", "seed"), "FAE: hot and cold batches"),
     "scars": Entry(_scars, ("hot", "buffer", "shuffle", "seed"), "SCARS: hot set chosen by theory"),
     "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
+    "embroute": Entry(
+        _embroute,
+        ("effort", "ahead", "objective", "quotas"),
+        "our own: rows as workers share them",
+    ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.data.window import Window
-from embroute.kernels.apply import clean, count_lookups, drop, settle, tick
+from embroute.kernels.apply import clean, count_lookups, drop, remember, settle, tick
 from embroute.kernels.caches import (
     RETURNED,
     Caches,
@@ -34,8 +34,9 @@ from embroute.kernels.transfers import (
 )
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
-from embroute.policy.parts import Extra, Policy, Scene, View
+from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
 from embroute.policy.plan import Plan, PlanError, drain, replicated
+from embroute.policy.quotas import balance
 from embroute.policy.state import State
 
 I32 = npt.NDArray[np.int32]
@@ -123,7 +124,7 @@ def _append(
     )
 
 
-def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
+def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, Dealing]:
     """Deal the samples and list the touches."""
     extra = policy.sync.extra(window, state)
     rows = _step_rows(window, extra, state)
@@ -134,18 +135,18 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, I32]:
     if policy.dispatch.looks_at_caches:
         seen = policy.sync.readable(state, rows, found)
     view = View(window, state, rows, seen, quotas_W)
-    worker_S = policy.dispatch.choose(view)
+    dealing = policy.dispatch.choose(view)
     lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
     touched = touches(
-        lookups, worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
+        lookups, dealing.worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
     )
     cell_T, arena_T = of_touches(touched, found.copies_UW, rows.arena_U)
-    return Scene(window, state, rows, found, touched, cell_T, arena_T), worker_S
+    return Scene(window, state, rows, found, touched, cell_T, arena_T), dealing
 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
-    scene, worker_S = _look(policy, window, state)
+    scene, dealing = _look(policy, window, state)
     decision = policy.sync.decide(scene)
     caches: Caches = state.caches
     caches.planning[0] += 1
@@ -162,7 +163,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     plan = Plan(
         step=window.step,
         now=window.now,
-        worker_S=worker_S,
+        worker_S=dealing.worker_S,
         rows=rows,
         touches=touched,
         found=scene.found,
@@ -174,6 +175,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         updates=updates(rows, touched, decision, placement),
         moves=_moves(policy, scene, decision, placement),
         replica_UW=_replica_slots(scene, decision, placement),
+        outlook=dealing.outlook,
     )
     check(plan, state, policy)
     return plan
@@ -196,6 +198,12 @@ def advance(state: State, plan: Plan) -> None:
         count_lookups(state.access_R, plan.now.batch.rows)
         if plan.step % PERIOD == 0:
             state.ranking = ranked_tables(state, int(plan.samples_W.max()))
+    if plan.outlook is not None:
+        state.outlook.ahead_TS[:] = plan.outlook.ahead_TS
+        state.outlook.price_TW[:] = plan.outlook.price_TW
+        if len(state.outlook.share_W):
+            balance(plan, state.setup, state.outlook)
+        remember(state.outlook.affinity_NW, caches.cells.number_R, touched, plan.rows.rows_U)
     state.was_hot = plan.now.batch.hot
     state.filled = state.filled or len(state.hot_R) > 0
     state.step = plan.step + 1

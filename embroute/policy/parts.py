@@ -16,7 +16,7 @@ from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows
 from embroute.policy.setup import Setup
-from embroute.policy.state import Needs, State
+from embroute.policy.state import Needs, Outlook, State
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -64,7 +64,15 @@ class Extra:
     hot_next: bool = False
 
 
-DispatchFunction = Callable[[View], I32]
+@dataclass(frozen=True)
+class Dealing:
+    """The worker of each sample; a dispatch that looks ahead says what it means to do next."""
+
+    worker_S: I32
+    outlook: Outlook | None = None
+
+
+DispatchFunction = Callable[[View], Dealing]
 Readable = Callable[[State, StepRows, Found], Found]
 
 
@@ -86,6 +94,8 @@ class Dispatch:
     choose: DispatchFunction
     looks_at_caches: bool = True
     needs_access: bool = False
+    ahead: int = 0  # batches that it deals before their step
+    free: bool = False  # whether it chooses how many samples each worker gets
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,7 @@ class Policy:
     @property
     def lookahead(self) -> int:
         """Batches after the current one that its decisions read."""
-        return max(1, self.sync.lookahead, self.evict.lookahead)
+        return max(1, self.dispatch.ahead, self.sync.lookahead, self.evict.lookahead)
 
     @property
     def exact(self) -> bool:
@@ -159,4 +169,6 @@ class Policy:
     @property
     def needs(self) -> Needs:
         """What its parts want kept in the state."""
-        return Needs(self.evict.num_buckets, not self.sync.exact, self.dispatch.needs_access)
+        clocks, access = not self.sync.exact, self.dispatch.needs_access
+        dispatch = self.dispatch
+        return Needs(self.evict.num_buckets, clocks, access, dispatch.ahead, dispatch.free)

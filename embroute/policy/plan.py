@@ -15,7 +15,7 @@ from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows, Transfers, empty_counts, tally
 from embroute.policy.setup import Setup
-from embroute.policy.state import State, dirty_rows
+from embroute.policy.state import Outlook, State, dirty_rows
 
 
 class PlanError(RuntimeError):
@@ -43,6 +43,7 @@ class Plan:
     updates: Transfers
     moves: Moves
     replica_UW: npt.NDArray[np.int32]  # slots at all workers of the rows in replicated_U
+    outlook: Outlook | None  # what the dispatch will want to know in the next step
 
     @property
     def slot_of_lookup(self) -> npt.NDArray[np.int32]:

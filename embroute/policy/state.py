@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Caches, Cells
-from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SLOT_MASK
+from embroute.kernels.codes import DIRTY, NUM_PHASES, NUM_SLOT_FIELDS, ROW, SLOT_MASK
 from embroute.kernels.order import empty_order
 from embroute.policy.setup import Setup
 
@@ -16,6 +17,19 @@ I32 = npt.NDArray[np.int32]
 
 
 MAPPED_BYTES = 1 << 29  # of each large array, mapped before the first step
+
+
+class Outlook(NamedTuple):
+    """What a dispatch that looks ahead remembers of its last step. Axis T: batches ahead.
+
+    Empty where the policy does not look ahead; workers of -1 are not chosen yet.
+    """
+
+    ahead_TS: I32  # workers meant for the samples of the next batches
+    price_TW: npt.NDArray[np.float32]  # of a place at each worker, in those batches
+    affinity_NW: npt.NDArray[np.uint8]  # by number: share of a row's recent uses, of 255
+    share_W: npt.NDArray[np.float32]  # of a batch's samples; empty where quotas are fixed
+    weight_PW: npt.NDArray[np.float32]  # of a second in each phase; empty likewise
 
 
 @dataclass
@@ -26,6 +40,7 @@ class State:
     caches: Caches
     hot_R: npt.NDArray[np.bool_]  # replicated rows; empty where the policy has none
     access_R: I32  # look-ups so far; empty where no part of the policy asks
+    outlook: Outlook
     step: int = 0
     was_hot: bool = False  # whether the last batch was a hot one
     filled: bool = False  # whether the replicas were filled once
@@ -44,6 +59,8 @@ class Needs:
     num_buckets: int
     clocks: bool = False
     access: bool = False
+    ahead: int = 0  # batches that a dispatch deals before their step
+    free: bool = False  # whether it chooses how many samples each worker gets
 
 
 def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | None = None) -> State:
@@ -77,7 +94,30 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
         hot_R[hot_rows] = True
     access_R = np.zeros(num_rows if needs.access else 0, np.int32)
     ranking = np.arange(len(setup.schema.tables))
-    return State(setup, caches, hot_R, access_R, ranking=ranking)
+    return State(setup, caches, hot_R, access_R, _empty_outlook(setup, needs), ranking=ranking)
+
+
+def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
+    """Nothing dealt ahead, no prices, no row at home anywhere."""
+    samples, workers = setup.batch_size if needs.ahead else 0, setup.num_workers
+    free = needs.free and not setup.shares  # shares that a user names are kept
+    numbers = setup.schema.num_rows + 1 if needs.ahead else 0
+    return Outlook(
+        np.full((needs.ahead, samples), -1, np.int32),
+        np.zeros((needs.ahead, workers), np.float32),
+        np.zeros((numbers, workers), np.uint8),
+        _first_shares(setup) if free else np.empty(0, np.float32),
+        np.ones((NUM_PHASES - 1 if free else 0, workers), np.float32),
+    )
+
+
+def _first_shares(setup: Setup) -> npt.NDArray[np.float32]:
+    """Samples go where they finish first if each moves a quarter of its rows, there and back."""
+    lookups = max(1, setup.schema.num_fields)
+    transfers_W = lookups / 4 * 2 * setup.row_seconds_AW.mean(0)
+    seconds_W = np.maximum(setup.cluster.compute_s_W, 1e-12) + transfers_W
+    share_W: npt.NDArray[np.float32] = (1 / seconds_W / (1 / seconds_W).sum()).astype(np.float32)
+    return share_W
 
 
 def _on_lines(num_rows: int, width: int) -> I32:

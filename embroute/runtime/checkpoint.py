@@ -334,6 +334,7 @@ def _arrays(state: State) -> dict[str, Array]:
     caches = state.caches
     arrays = caches._asdict() | caches.cells._asdict() | caches.order._asdict()
     del arrays["cells"], arrays["order"]
+    arrays |= state.outlook._asdict()
     return arrays | {"hot_R": state.hot_R, "access_R": state.access_R, "ranking": state.ranking}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.policy.parts import Dispatch, View
+from embroute.policy.parts import Dealing, Dispatch, View
 
 I32 = npt.NDArray[np.int32]
 
@@ -13,8 +13,8 @@ I32 = npt.NDArray[np.int32]
 def block() -> Dispatch:
     """The first samples to worker 0, the next to worker 1, as a plain data loader does."""
 
-    def choose(view: View) -> I32:
-        return np.repeat(np.arange(len(view.quotas_W), dtype=np.int32), view.quotas_W)
+    def choose(view: View) -> Dealing:
+        return Dealing(np.repeat(np.arange(len(view.quotas_W), dtype=np.int32), view.quotas_W))
 
     return Dispatch("block", choose, looks_at_caches=False)
 
@@ -22,9 +22,9 @@ def block() -> Dispatch:
 def robin() -> Dispatch:
     """One sample to each worker in turn, skipping those whose quota is full."""
 
-    def choose(view: View) -> I32:
+    def choose(view: View) -> Dealing:
         workers = np.repeat(np.arange(len(view.quotas_W), dtype=np.int32), view.quotas_W)
         turn = np.concatenate([np.arange(quota) for quota in view.quotas_W])
-        return workers[np.argsort(turn, kind="stable")]
+        return Dealing(workers[np.argsort(turn, kind="stable")])
 
     return Dispatch("robin", choose, looks_at_caches=False)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from embroute.kernels.codes import DIRTY, FRESH, SEVERAL
 from embroute.kernels.jit import inlined, kernel
 from embroute.policy.assign import assign
-from embroute.policy.parts import Dispatch, View
+from embroute.policy.parts import Dealing, Dispatch, View
 
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -148,10 +148,10 @@ def esd(alpha: float = 1.0, ties: str = "block") -> Dispatch:
     (they share rows, which the cost does not see); `any` takes whichever is found.
     """
 
-    def choose(view: View) -> I32:
+    def choose(view: View) -> Dealing:
         cost_SW, _ = unit_costs(view)
         if ties == "block":
             cost_SW = prefer_blocks(cost_SW, view.quotas_W)
-        return hybrid(cost_SW, view.quotas_W, alpha)
+        return Dealing(hybrid(cost_SW, view.quotas_W, alpha))
 
     return Dispatch("esd", choose)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from embroute.kernels.codes import FRESH, NO_HOLDER
 from embroute.kernels.jit import kernel
-from embroute.policy.parts import Dispatch, View
+from embroute.policy.parts import Dealing, Dispatch, View
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
     the lowest worker number, so that samples nobody knows keep meeting on the same workers.
     """
 
-    def choose(view: View) -> I32:
+    def choose(view: View) -> Dealing:
         now, setup = view.window.now, view.state.setup
         only_U = view.found.only_U
         if 0 < tables < len(setup.schema.tables):
@@ -74,6 +74,6 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
         offsets = now.batch.sample_offsets
         score_SW = _score(view.found.copies_UW, only_U, now.unique_of_lookup, offsets)
         first = view.window.step % len(view.quotas_W) if ties == "rotate" else 0
-        return _greedy(score_SW, view.quotas_W, first)
+        return Dealing(_greedy(score_SW, view.quotas_W, first))
 
     return Dispatch("herald", choose, needs_access=tables > 0)

@@ -1,0 +1,109 @@
+"""The cost of sets of workers over a window: changes foretold are the changes that happen."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embroute.kernels.anneal import (
+    GUMBEL,
+    Heat,
+    Loads,
+    group_sweep,
+    members,
+    put,
+    repair,
+    swaps,
+    sweep,
+    weighed,
+)
+from embroute.kernels.uses import ALONE, CHUNK, PULL, SHARE, Nodes, Uses, gather, total
+
+F32 = npt.NDArray[np.float32]
+ROWS, BATCH, BATCHES, FIELDS = 12, 10, 3, 4
+
+
+def window(seed: int, workers: int) -> Uses:
+    """Three batches of ten samples over twelve rows, most of them used in every batch."""
+    random = np.random.default_rng(seed)
+    node = random.integers(0, ROWS, (BATCHES * BATCH, FIELDS)).astype(np.int32)
+    node += np.repeat(np.arange(BATCHES), BATCH)[:, None] * ROWS
+    used = np.bincount(node.ravel(), minlength=BATCHES * ROWS) > 0
+    before = np.arange(BATCHES * ROWS) - ROWS
+    before[(before < 0) | ~used | ~used[before] | (random.random(len(before)) < 0.2)] = -1
+    owner = random.integers(-1, workers, len(before)).astype(np.int32)
+    arena = random.integers(0, 2, len(before)).astype(np.uint8)
+    tail = random.random(len(before)).astype(np.float32)
+    price = np.zeros((3, 2, -(-workers // CHUNK) * CHUNK), np.float32)
+    price[ALONE, :, :workers] = random.integers(2, 30, (2, workers))
+    price[SHARE, :, :workers] = random.integers(2, 30, (2, workers))
+    price[PULL] = price[SHARE] / 2
+    dealt = random.integers(0, workers, len(node)).astype(np.int32)
+    nodes = Nodes(before.astype(np.int32), owner, arena, tail)
+    first = np.arange(len(node) + 1) * FIELDS
+    return gather(nodes, node.ravel(), first, dealt, price)[0]
+
+
+def loads_of(uses: Uses, workers: int) -> Loads:
+    loads = uses.worker_S.reshape(BATCHES, BATCH)
+    counts = np.array([np.bincount(row, minlength=workers) for row in loads], np.int32)
+    quota = np.diff(np.arange(workers + 1) * BATCH // workers).astype(np.int32)
+    first = np.arange(BATCHES + 1) * BATCH
+    return Loads(first, counts, np.tile(quota, (BATCHES, 1)), np.zeros(counts.shape, np.float32))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8, 9])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_move_changes_the_cost_as_foretold(seed: int, workers: int) -> None:
+    uses, random = window(seed, workers), np.random.default_rng(seed)
+    for _ in range(100):
+        s, goes = int(random.integers(len(uses.worker_S))), int(random.integers(workers))
+        here, before = uses.worker_S[s], total(uses)
+        added = weighed(uses, s)
+        put(uses, s, goes)
+        assert total(uses) - before == pytest.approx(float(added[goes] - added[here]), abs=1e-3)
+
+
+@pytest.mark.parametrize("workers", [2, 5, 8])
+def test_cold_moves_and_swaps_never_cost_more_and_quotas_are_met(workers: int) -> None:
+    uses = window(3, workers)
+    loads, groups = loads_of(uses, workers), members(uses)
+    heat = Heat(0.0, 0.0, GUMBEL, np.array([5], np.uint64))
+    before = total(uses)
+    for t in range(BATCHES):
+        sweep(uses, loads, t, heat)
+    after = total(uses)
+    assert after <= before + 1e-3
+    group_sweep(uses, loads, groups, (0, 0, len(uses.use_KF) // BATCHES, 16, 500), heat)
+    assert total(uses) <= after + 1e-3
+    dealt = uses.worker_S.reshape(BATCHES, BATCH)
+    assert loads.load_TW[0].tolist() == np.bincount(dealt[0], minlength=workers).tolist()
+    repair(uses, loads, 0)
+    assert loads.load_TW[0].tolist() == loads.quota_TW[0].tolist()
+    repaired = total(uses)
+    swaps(uses, loads, 0)
+    assert total(uses) <= repaired + 1e-3
+    assert np.bincount(dealt[0], minlength=workers).tolist() == loads.quota_TW[0].tolist()
+
+
+def test_a_row_alone_shared_and_owned() -> None:
+    """One row, two workers: what the module's table says, by hand."""
+    price = np.zeros((3, 1, CHUNK), np.float32)
+    price[ALONE, 0, :2], price[SHARE, 0, :2], price[PULL, 0, :2] = (2, 20), (3, 30), (1, 10)
+    node, first = np.zeros(2, np.int32), np.arange(3)
+
+    def cost(owner: int, *workers: int) -> float:
+        nodes = Nodes(
+            np.full(1, -1, np.int32),
+            np.array([owner], np.int32),
+            np.zeros(1, np.uint8),
+            np.zeros(1, np.float32),
+        )
+        return total(gather(nodes, node, first, np.array(workers, np.int32), price)[0])
+
+    assert cost(-1, 0, 0) == 2
+    assert cost(0, 0, 0) == 0
+    assert cost(1, 0, 0) == 2
+    assert cost(-1, 0, 1) == 33
+    assert cost(1, 0, 1) == 23
