@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
+import pytest
+
 from embroute.kernels import jit
 from embroute.kernels.jit import is_compiled
 
@@ -27,9 +30,15 @@ def test_a_new_kernel_is_not_on_disk_and_a_used_one_is(tmp_path: Path) -> None:
     assert out == ["False 4 True\n", "True 4 True\n"]
 
 
-def test_caches_of_another_version_are_dropped(tmp_path: Path) -> None:
-    caches = tmp_path / "policy" / "__pycache__"
-    stamp = tmp_path / "kernels" / "__pycache__" / "compiled-by"
+@pytest.mark.parametrize("moved", [False, True])
+def test_caches_of_another_version_are_dropped(
+    tmp_path: Path, moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "moved") if moved else "")
+    (tmp_path / "policy").mkdir()
+    caches, stamp = (jit._cache_of(tmp_path / name) for name in ("policy", "kernels"))
+    stamp = stamp / "compiled-by"
+    assert caches.is_relative_to(tmp_path / "moved") == moved
     for folder in (caches, stamp.parent):
         folder.mkdir(parents=True)
     old = caches / "decide.f-1.py311.nbi"

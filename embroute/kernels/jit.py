@@ -6,14 +6,24 @@ from collections.abc import Callable
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.core.caching import _CacheLocator
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = Path(__file__).parent.parent
+
+
+def _cache_of(folder: Path) -> Path:
+    """Where numba keeps the compiled kernels of a folder's files; NUMBA_CACHE_DIR moves them."""
+    moved_to: str = getattr(numba.config, "CACHE_DIR", "")
+    if not moved_to:
+        return folder / "__pycache__"
+    locator: Any = _CacheLocator
+    return Path(moved_to) / str(locator.get_suitable_cache_subpath(str(folder / "any.py")))
 
 
 def _drop_old_caches() -> None:
@@ -26,12 +36,13 @@ def _drop_old_caches() -> None:
         sources = sorted((_PACKAGE / "kernels").glob("*.py"))
         digest = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
         now = f"{version('embroute')} numba {numba.__version__} {digest}"
-        stamp = _PACKAGE / "kernels" / "__pycache__" / "compiled-by"
+        stamp = _cache_of(_PACKAGE / "kernels") / "compiled-by"
         if stamp.exists() and stamp.read_text() == now:
             return
-        for index in _PACKAGE.glob("**/__pycache__/*.nbi"):
-            index.unlink(missing_ok=True)
-        stamp.parent.mkdir(exist_ok=True)
+        for folder in _PACKAGE.glob("**/"):
+            for index in _cache_of(folder).glob("*.nbi"):
+                index.unlink(missing_ok=True)
+        stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.write_text(now)
     except (OSError, PackageNotFoundError):
         return  # a folder that cannot be written to holds no caches of ours either
