@@ -40,7 +40,7 @@ from embroute.theory import expected
 I64 = npt.NDArray[np.int64]
 
 YARDSTICK = "vanilla"
-EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)")
+EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)", "embroute")
 STALE = ("het(10)", "het(100)")
 REORDERED = ("fae", "scars")
 TRIAL = (24, 8)  # steps of a trial, and how many of them are warm-up

@@ -27,7 +27,7 @@ from embroute.simulate import Job, begin, bound, choose_workers, measure
 
 LOWER_BOUND = "lower-bound"
 YARDSTICK = "vanilla"
-DEFAULT = "nocache,vanilla,het(100),herald,esd(1),fae,scars,bagpipe,unbounded,lower-bound"
+DEFAULT = "nocache,vanilla,het(100),herald,esd(1),embroute,fae,scars,bagpipe,unbounded,lower-bound"
 
 
 def _names(text: str) -> list[str]:
