@@ -130,10 +130,11 @@ def _reasons(wish: Wish, advices: list[Advice]) -> Iterator[str]:
     first, rest = advices[0], [one for one in advices[1:] if one.found]
     if rest:
         rival = rest[0]
+        more = first.samples_s / rival.samples_s - 1
         yield (
-            f"{first.choice.policy} trains {first.samples_s / rival.samples_s - 1:.0%} more "
-            f"samples/s than {rival.choice.policy} on {len(rival.choice.workers)} workers, the "
-            f"next best that was simulated"
+            f"{first.choice.policy} trains {f'{more:.0%} more' if more > 0.005 else 'as many'} "
+            f"samples/s {'than' if more > 0.005 else 'as'} {rival.choice.policy} on "
+            f"{len(rival.choice.workers)} workers with a cache of {rival.choice.cache_rows:,} rows"
         )
     left_out = only_fast(wish, advices)
     if left_out:
