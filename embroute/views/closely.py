@@ -12,6 +12,7 @@ from embroute.cluster import Cluster
 from embroute.views.detail import PHASES, Detail, LinkLoad
 from embroute.views.figures import (
     BLUE,
+    FONT,
     GREEN,
     INK,
     VERMILION,
@@ -134,12 +135,16 @@ def _drawn(cluster: Cluster, detail: Detail) -> figure:
     text = fig.text("text_x", "text_y", "text", source=hosts, text_align="align")
     text.glyph.tags = [INK]
     text.glyph.text_baseline, text.glyph.text_font_size = "middle", "13px"
+    text.glyph.text_font = FONT
     tips = [("", "@side @host"), ("busy", "@busy{0.0} %"), ("MB", "@mb{0,0.00}")]
     tips.append(("Gbit/s", "@rate{0.[00]}"))
     fig.add_tools(HoverTool(renderers=[lines], tooltips=tips, visible=False))
     about = [("", "@host"), ("ranks", "@ranks")]
     fig.add_tools(HoverTool(renderers=[dots], tooltips=about, visible=False))
-    bar = ColorBar(color_mapper=mapper, title="busy %", height=10, background_fill_color=None)
+    bar = ColorBar(color_mapper=mapper, title="busy %", height=10, width=240)
+    bar.background_fill_alpha = 0
+    bar.title_text_font = bar.major_label_text_font = FONT
+    bar.title_text_font_style = "normal"
     fig.add_layout(bar, "below")
     return fig
 

@@ -95,9 +95,10 @@ def _step_time(shown: Compared) -> figure:
         else whole | {"wait": line.step_time_s}
         for line in shown.lines
     ]
+    looks = PHASE_LOOKS | {"wait": Look("shards' links, bound", PALE)}
     stack = Stack(names, {phase: [1e3 * path[phase] for path in paths] for phase in PHASES})
     axes = Axes("Step time, and what is waited for", "ms a step, mean", "", 0, names)
-    return stacked(Bars("step-time", _tall(axes, len(names)), PHASE_LOOKS, "ms"), stack)
+    return stacked(Bars("step-time", _tall(axes, len(names)), looks, "ms"), stack)
 
 
 def _sweep(shown: Compared) -> list[Section]:

@@ -62,8 +62,7 @@ def plot(axes: Axes) -> figure:
     fig.title.text_font = FONT
     fig.xaxis.formatter = NumeralTickFormatter(format="0,0.[000]")
     if axes.factors is not None:
-        fig.ygrid.grid_line_color = None
-        fig.x_range.start = 0
+        fig.ygrid.visible = False
     else:
         fig.yaxis.formatter = NumeralTickFormatter(format="0,0.[0000]")
     return fig
@@ -73,7 +72,7 @@ def add_legend(fig: figure, items: Sequence[tuple[str, list[object]]], place: st
     """A legend outside the plot; a click on a series hides it."""
     legend = Legend(items=list(items), click_policy="hide", orientation="vertical")
     if place != "right":
-        legend.orientation, legend.nrows, legend.ncols = "horizontal", "auto", "auto"
+        legend.orientation, legend.ncols = "horizontal", 3
     legend.label_text_font, legend.label_text_font_size = FONT, "13px"
     legend.background_fill_alpha = 0
     legend.border_line_color = None
@@ -124,6 +123,8 @@ class Bars:
 def stacked(bars: Bars, stack: Stack) -> figure:
     """Horizontal stacked bars, one a label."""
     fig = plot(bars.axes)
+    if min(min(sizes, default=0) for sizes in stack.parts.values()) >= 0:
+        fig.x_range.start = 0
     source = ColumnDataSource(data={**stack.columns(), **bars.extra}, name=bars.name)
     items: list[tuple[str, list[object]]] = []
     for part in stack.parts:
@@ -143,7 +144,8 @@ def stacked(bars: Bars, stack: Stack) -> figure:
         ]
         fig.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
         items.append((look.name, [drawn]))
-    add_legend(fig, items, "above" if len(items) <= 4 else "right")
+    if len(items) > 1:
+        add_legend(fig, items, "above" if len(items) <= 4 else "right")
     return fig
 
 
@@ -154,6 +156,7 @@ class Curve:
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    source: str = ""  # name of its source, where a control sets it
 
 
 def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
@@ -162,7 +165,9 @@ def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
     items: list[tuple[str, list[object]]] = []
     for i, curve in enumerate(curves):
         color = SERIES[i % len(SERIES)]
-        source = ColumnDataSource({"x": list(curve.x), "y": list(curve.y)}, name=curve.name)
+        source = ColumnDataSource(
+            {"x": list(curve.x), "y": list(curve.y)}, name=curve.source or None
+        )
         line = fig.line(
             "x",
             "y",
@@ -171,7 +176,8 @@ def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
             line_width=2,
             line_dash=DASHES[i // len(SERIES) % len(DASHES)],
         )
-        dots = fig.scatter("x", "y", source=source, color=color, size=7 if points else 3)
+        dots = fig.scatter("x", "y", source=source, color=color, size=8)
+        dots.glyph.line_alpha = dots.glyph.fill_alpha = 1 if points else 0  # still hovers
         tips = [
             ("", curve.name),
             (axes.x, "@x{0,0.[000]}"),

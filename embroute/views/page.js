@@ -15,7 +15,7 @@
       return { axis_label_text_color: soft, major_label_text_color: ink, axis_line_color: soft,
                major_tick_line_color: soft };
     }
-    if (model.type === "Grid" && !model.tags.includes("hidden")) return { grid_line_color: line };
+    if (model.type === "Grid") return { grid_line_color: line };
     if (model.type === "Legend") return { label_text_color: ink };
     if (model.type === "ColorBar") return { major_label_text_color: ink, title_text_color: soft };
     if (model.type === "Title" || model.tags.includes("ink")) return { text_color: ink };

@@ -65,6 +65,7 @@ def timeline(detail: Detail) -> figure:
     names = _workers(detail)
     title = f"The last {len(detail.timeline)} steps: above processor, below link"
     fig = plot(Axes(title, "ms", "", 460, names))
+    fig.x_range.start = 0
     fig.y_range.name = "timeline-range"
     items: list[tuple[str, list[object]]] = []
     for phase, columns in timeline_columns(detail).items():
