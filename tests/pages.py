@@ -28,17 +28,17 @@ def compared(folder: Path, *options: str) -> tuple[Path, dict[str, Any]]:
     return page, json.loads(values.read_text())
 
 
-def trained(folder: Path, policy: str, steps: int = 40) -> Path:
+def trained(folder: Path, policy: str, steps: int = 40, limit: int = 4000) -> Path:
     """The folder of a run of two workers in this process, with its report."""
     run = RunFile(
-        data_options={"limit": 4000},
+        data_options={"limit": limit},
         policy=policy,
         dim="4",
         hidden="8",
         batch=32,
         steps=steps,
         held_out=0.2,
-        evaluate_every=10,
+        evaluate_every=steps // 4,
         workers=2,
         out=str(folder),
     )

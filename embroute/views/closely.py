@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import cos, pi, sin
 
+from bokeh.core.properties import value
 from bokeh.models import ColorBar, ColumnDataSource, HoverTool, LinearColorMapper
 from bokeh.plotting import figure
 
@@ -85,8 +86,8 @@ def _cluster_columns(cluster: Cluster, detail: Detail) -> Columns:
         for side, busy, size, rate, shift in sides:
             values = (0.12 * x + shift * y, 0.12 * y - shift * x, 0.95 * x + shift * y)
             row = (*values, 0.95 * y - shift * x, side, 100 * busy, size / 1e6, rate, link.host, 4)
-            for column, value in zip(out.values(), row, strict=True):
-                column.append(value)
+            for column, cell in zip(out.values(), row, strict=True):
+                column.append(cell)
     return {name: list(values) for name, values in out.items()}
 
 
@@ -135,7 +136,7 @@ def _drawn(cluster: Cluster, detail: Detail) -> figure:
     text = fig.text("text_x", "text_y", "text", source=hosts, text_align="align")
     text.glyph.tags = [INK]
     text.glyph.text_baseline, text.glyph.text_font_size = "middle", "13px"
-    text.glyph.text_font = FONT
+    text.glyph.text_font = value(FONT)  # a plain text would name a column
     tips = [("", "@side @host"), ("busy", "@busy{0.0} %"), ("MB", "@mb{0,0.00}")]
     tips.append(("Gbit/s", "@rate{0.[00]}"))
     fig.add_tools(HoverTool(renderers=[lines], tooltips=tips, visible=False))

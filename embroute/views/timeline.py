@@ -76,7 +76,8 @@ def timeline(detail: Detail) -> figure:
             left="from",
             right="to",
             height=BAR,
-            color=look.color,
+            fill_color=look.color,
+            line_color=None,
             fill_alpha=0.35 if phase == "wait" else 1,
             source=source,
         )
