@@ -23,7 +23,14 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 FULL = "EMBROUTE_SCREENSHOTS" in os.environ  # the whole of the demo, for the pictures
-SHORT = ("--policies", "vanilla,esd(1),lower-bound", "--steps", "14", "--warmup", "4")
+SHORT: tuple[str, ...] = (
+    "--policies",
+    "vanilla,esd(1),lower-bound",
+    "--steps",
+    "14",
+    "--warmup",
+    "4",
+)
 SHORT += ("--report-caches", "10%,20%")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"
@@ -202,7 +209,8 @@ def against(browser: Browser, name: str) -> list[float]:
 def test_a_run(browser: Browser, run: Path) -> None:
     load(browser, run / "report.html")
     steps = column(browser, "loss-0", "x")
-    assert steps == list(range(steps[0], steps[-1] + 1, steps[0]))
+    assert steps == sorted(set(steps))
+    assert steps[-1] == (1200 if FULL else 20)
     moved = against(browser, "bytes moved")
     assert moved == sorted(moved)
     assert moved != against(browser, "time")

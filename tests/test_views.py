@@ -19,7 +19,7 @@ from embroute.views.history import read_history
 from tests.pages import MOST_BYTES, block, compared, trained
 
 NAMES = ("vanilla", "het(100)", "esd(1)", "scars(hot=300rows)", "lower-bound")
-OPTIONS = ("--policies", ",".join(NAMES), "--steps", "24", "--warmup", "4")
+OPTIONS: tuple[str, ...] = ("--policies", ",".join(NAMES), "--steps", "24", "--warmup", "4")
 OPTIONS += ("--report-caches", "1rows,6%,20%", "--compute-ms-per-sample", "0.002")
 OPTIONS += ("--dense-bytes", "10KB")
 Made = tuple[Path, dict[str, Any]]
@@ -127,7 +127,16 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     data.mkdir(parents=True)
     path = data / "a.csv"
     path.write_text("x,y\n" + "\n".join(f"{i % 7},{i % 2}" for i in range(200)) + "\n")
-    options = ("--data", str(path), "--categorical", "x", "--label", "y", "--policies", "vanilla")
+    options: tuple[str, ...] = (
+        "--data",
+        str(path),
+        "--categorical",
+        "x",
+        "--label",
+        "y",
+        "--policies",
+        "vanilla",
+    )
     options += ("--batch", "2", "--steps", "8", "--warmup", "1", "--cache", "100%")
     page, _ = compared(tmp_path, *options, "--report-caches", "none")
     assert "<script>alert" not in page.read_text("utf-8")

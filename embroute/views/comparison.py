@@ -29,7 +29,7 @@ from embroute.views.figures import (
     lines,
     stacked,
 )
-from embroute.views.page import Control, Page, Section, Sheet, render
+from embroute.views.page import Control, Page, Section, Settings, Sheet, render
 from embroute.views.phases import PHASE_LOOKS
 
 KINDS = {
@@ -58,7 +58,7 @@ def _traffic(shown: Compared) -> Section:
     axes = Axes("Traffic by kind", labels["bytes"], height=_height(len(names)), factors=names)
     fig = stacked(Bars("traffic", axes, KINDS, "moved"), stacks["bytes"])
     fig.xaxis.name = "traffic-axis"
-    options = {
+    options: dict[str, Settings] = {
         unit: {
             "traffic": {"data": stack.columns()},
             "traffic-axis": {"axis_label": labels[unit]},

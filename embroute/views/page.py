@@ -101,7 +101,7 @@ def render(page: Page) -> str:
     for section in page.sections:
         sections.append(_section(section, len(items)))
         items += [
-            json_item(fig, target=f"figure-{len(items) + i}")  # type: ignore[arg-type]
+            json_item(fig, target=f"figure-{len(items) + i}")
             for i, fig in enumerate(section.figures)
         ]
     controls = {c.name: c.options for section in page.sections for c in section.controls}

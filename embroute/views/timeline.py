@@ -38,22 +38,20 @@ def pieces(time: StepTime, w: int) -> list[Piece]:
 
 def timeline_columns(detail: Detail) -> dict[str, Columns]:
     """Bars of each phase, in milliseconds."""
-    out: dict[str, dict[str, list[object]]] = {
-        phase: {"y": [], "from": [], "to": [], "ms": [], "step": []} for phase in PHASES
-    }
     began = 0.0
-    for i, time in enumerate(detail.timeline):
+    rows: dict[str, list[tuple[object, ...]]] = {phase: [] for phase in PHASES}
+    for time in detail.timeline:
         for w in range(min(len(detail.workers), MOST_WORKERS)):
+            name = f"worker {detail.workers[w]}"
             for phase, lane, start, end in pieces(time, w):
-                if end > start:
-                    bars = out[phase]
-                    bars["y"].append((f"worker {detail.workers[w]}", lane))
-                    bars["from"].append(1e3 * (began + start))
-                    bars["to"].append(1e3 * (began + end))
-                    bars["ms"].append(1e3 * (end - start))
-                    bars["step"].append(i + 1)
+                times = (1e3 * (began + start), 1e3 * (began + end), 1e3 * (end - start))
+                rows[phase] += [((name, lane), *times)] if end > start else []
         began += time.total_s
-    return {phase: {k: list(v) for k, v in columns.items()} for phase, columns in out.items()}
+    names = ("y", "from", "to", "ms")
+    return {
+        phase: {name: [row[i] for row in bars] for i, name in enumerate(names)}
+        for phase, bars in rows.items()
+    }
 
 
 def _workers(detail: Detail) -> tuple[str, ...]:
@@ -81,7 +79,7 @@ def timeline(detail: Detail) -> figure:
             fill_alpha=0.35 if phase == "wait" else 1,
             source=source,
         )
-        tips = [("", f"@y: {look.name}"), ("ms", "@ms{0.0000}"), ("from", "@from{0.0000}")]
+        tips = [("", look.name), ("ms", "@ms{0.0000}"), ("from", "@from{0.0000}")]
         fig.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
         items.append((look.name, [bars]))
     add_legend(fig, items, "below")
