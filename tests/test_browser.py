@@ -86,7 +86,8 @@ def root(browser: Browser, name: str) -> str:
 
 def faults(browser: Browser) -> list[str]:
     """Warnings and errors on the console since the last look."""
-    return [e["message"] for e in browser.get_log("browser") if e["level"] != "INFO"]
+    entries = browser.get_log("browser")  # type: ignore[no-untyped-call]
+    return [entry["message"] for entry in entries if entry["level"] != "INFO"]
 
 
 def column(browser: Browser, source: str, name: str) -> list[float]:

@@ -64,7 +64,7 @@ def read_history(folder: Path, name: str) -> History:
             if before.begins_again(entry):
                 reports = [r for r in reports if r.step < entry["step"]]
                 evaluations = [e for e in evaluations if e.step < entry["step"]]
-            entry = before.continued(entry)
+            entry |= before.sums(entry)
             if "loss" in entry:
                 reports.append(Report(**entry))
             else:
@@ -92,11 +92,11 @@ class _Before:
         self.seconds = entry["seconds"]
         return again
 
-    def continued(self, entry: dict[str, float]) -> dict[str, float]:
-        """The entry with what went before added."""
+    def sums(self, entry: dict[str, float]) -> dict[str, float]:
+        """The entry's clock and counters, with what went before added."""
         sums = {name: entry[name] + self.offset[name] for name in self.offset if name in entry}
         self.last |= sums
-        return entry | sums
+        return sums
 
 
 def _rank_seconds(folder: Path) -> dict[str, dict[str, float]]:
