@@ -161,7 +161,7 @@ def test_runs_side_by_side(runs: list[Path], tmp_path: Path) -> None:
     command = ["report", *map(str, runs), "--html", str(page)]
     assert CliRunner().invoke(cli, command, catch_exceptions=False).exit_code == 0
     shown = json.loads(files_of(page)["runs.json"])
-    assert [entry["name"] for entry in shown] == [str(run) for run in runs]
+    assert [entry["name"] for entry in shown] == ["vanilla", "esd(1)"]
     by_bytes = block(page, "controls")["against"]["bytes moved"]
     for i, entry in enumerate(shown):
         moved = [report["row_bytes"] / 1e6 for report in entry["reports"]]
@@ -181,6 +181,22 @@ def test_a_resumed_run_goes_on(runs: list[Path], tmp_path: Path) -> None:
     assert [report.step for report in history.reports] == list(range(1, 41))
     seconds = [report.seconds for report in history.reports]
     assert seconds == sorted(seconds)
+
+
+def test_another_run_in_the_same_folder_starts_anew(runs: list[Path], tmp_path: Path) -> None:
+    """Its metrics follow those of the run before."""
+    text = (runs[0] / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(text + text)
+    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
+    once, twice = read_history(runs[0], "run"), read_history(tmp_path, "run")
+    assert (twice.reports, twice.evaluations) == (once.reports, once.evaluations)
+
+
+def test_metrics_of_another_version_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.7}\n')
+    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: not metrics"):
+        read_history(tmp_path, "run")
 
 
 def test_bokeh_is_imported_only_for_reports() -> None:

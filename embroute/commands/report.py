@@ -17,7 +17,10 @@ def write_report(page: Path, runs: Sequence[Path]) -> None:
     from embroute.views.history import read_history
     from embroute.views.runs import runs_page  # bokeh is slow to import
 
-    text = runs_page([read_history(run, str(run)) for run in runs])
+    last = [run.absolute().name for run in runs]
+    names = last if len(set(last)) == len(last) else [str(run) for run in runs]
+    histories = [read_history(run, name) for run, name in zip(runs, names, strict=True)]
+    text = runs_page(histories)
     page.write_text(text, "utf-8")
     click.echo(f"written: {page}", err=True)
 

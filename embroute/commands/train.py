@@ -106,7 +106,10 @@ def train_command(
     except RunFailedError as error:
         click.echo(f"embroute: {error}", err=True)
         sys.exit(error.exit_code)
-    write_report(Path(run.out) / "report.html", [Path(run.out)])
+    try:
+        write_report(Path(run.out) / "report.html", [Path(run.out)])
+    except ValueError as error:  # the run itself is done
+        click.echo(f"no report: {error}", err=True)
 
 
 def _value(name: str, kind: str, text: str) -> object:

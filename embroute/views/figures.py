@@ -185,7 +185,8 @@ def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
         ]
         fig.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
         items.append((curve.name, [line, dots]))
-    add_legend(fig, items, "right")
+    if len(items) > 1:
+        add_legend(fig, items, "right")
     return fig
 
 

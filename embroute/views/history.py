@@ -64,6 +64,7 @@ def read_history(folder: Path, name: str) -> History:
             if before.begins_again(entry):
                 reports = [r for r in reports if r.step < entry["step"]]
                 evaluations = [e for e in evaluations if e.step < entry["step"]]
+                before = before if reports else _Before()  # another run in the same folder
             entry |= before.sums(entry)
             if "loss" in entry:
                 reports.append(Report(**entry))
@@ -71,7 +72,7 @@ def read_history(folder: Path, name: str) -> History:
                 evaluations.append(Evaluation(**entry))
         except (ValueError, TypeError, KeyError):
             raise ValueError(
-                f"{path}, line {number}: not a line of metrics as now written"
+                f"{path}, line {number}: not metrics as this version writes them"
             ) from None
     return History(name, read_summary(folder), reports, evaluations, _rank_seconds(folder))
 
@@ -82,14 +83,14 @@ class _Before:
     def __init__(self) -> None:
         self.offset = {"seconds": 0.0, "row_bytes": 0, "vanilla_row_bytes": 0}
         self.last = dict(self.offset)
-        self.seconds = 0.0
+        self.seconds, self.step = 0.0, 0.0
 
     def begins_again(self, entry: dict[str, float]) -> bool:
         """Whether the entry is the first one after a start; then all before it counts."""
-        again = entry["seconds"] < self.seconds
+        again = entry["seconds"] < self.seconds or entry["step"] < self.step
         if again:
             self.offset = dict(self.last)
-        self.seconds = entry["seconds"]
+        self.seconds, self.step = entry["seconds"], entry["step"]
         return again
 
     def sums(self, entry: dict[str, float]) -> dict[str, float]:

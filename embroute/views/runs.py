@@ -112,7 +112,7 @@ def _links(runs: Sequence[History]) -> figure:
     """One run: each worker's link; several: all links of each together."""
     if len(runs) > 1:
         curves = _curves(runs, lambda report: sum(report.link_mb_per_s))
-        return _zero("Rows over all links", "MB/s", curves)
+        return _zero("Traffic over all links", "MB/s", curves)
     count = max((len(report.link_mb_per_s) for report in runs[0].reports), default=0)
     reports = _thin(runs[0].reports)
     steps = [report.step for report in reports]
@@ -120,7 +120,7 @@ def _links(runs: Sequence[History]) -> figure:
         Curve(f"worker {w}", steps, [report.link_mb_per_s[w] for report in reports])
         for w in range(count)
     ]
-    return _zero("Rows over each worker's link", "MB/s", curves)
+    return _zero("Traffic over each worker's link", "MB/s", curves)
 
 
 def _zero(title: str, unit: str, curves: list[Curve]) -> figure:
@@ -195,7 +195,8 @@ def runs_page(runs: Sequence[History]) -> str:
         _quality(runs),
         Section(
             "What moves",
-            "A hit is a row a worker touches and need not pull.",
+            "A hit is a row a worker touches and need not pull. Traffic: rows, samples, plans; "
+            "it rests while held-out samples are looked at.",
             [hits, _links(runs), _moved(runs), speed],
         ),
     ]
