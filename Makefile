@@ -16,11 +16,12 @@ $(READY): pyproject.toml
 DEMO := --workers 4 --steps 600 --batch 256 --checkpoint-every 300
 
 demo: $(READY)  ## price every policy on the built-in shopping trace, then train with two of them
-	$(BIN)/embroute compare --data online-retail
+	mkdir -p runs
+	$(BIN)/embroute compare --data online-retail --report runs/compare.html
 	rm -rf runs/demo-vanilla runs/demo-esd
 	$(BIN)/embroute train $(DEMO) --policy vanilla --out runs/demo-vanilla
 	$(BIN)/embroute train $(DEMO) --policy "esd(1)" --out runs/demo-esd
-	$(BIN)/embroute report runs/demo-vanilla runs/demo-esd
+	$(BIN)/embroute report runs/demo-vanilla runs/demo-esd --html runs/train.html
 
 test: $(READY)  ## the fast test suite
 	$(BIN)/python -m pytest -n 2

@@ -134,6 +134,19 @@ def _control_bytes(traffic: Traffic, cluster: Cluster) -> tuple[F64, F64]:
     return up_H, down_H
 
 
+def link_bytes(traffic: Traffic, cluster: Cluster, steps: int = 1) -> tuple[F64, F64]:
+    """Bytes of a span of steps that leave and enter each host: rows, samples, plans, all-reduce.
+
+    A ring of all-reduce enters and leaves a host once, however many workers sit there.
+    """
+    up_H, down_H = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
+    control_up, control_down = _control_bytes(traffic, cluster)
+    reduced = ring_share(cluster) * (traffic.hot_bytes + steps * cluster.dense_bytes)
+    ring_H = np.zeros(len(cluster.hosts))
+    ring_H[cluster.host_W] = reduced
+    return up_H + control_up + ring_H, down_H + control_down + ring_H
+
+
 @dataclass(frozen=True)
 class StepTime:
     """A step's time and where each worker spends it, in seconds. Axis W: workers."""

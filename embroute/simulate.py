@@ -144,8 +144,12 @@ def _drain_size(state: State, policy: Policy) -> tuple[I64, I64]:
     return rows.sum((1, 2, 3)), sizes.sum((2, 3))
 
 
-def measure(policy: Policy, job: Job, tick: Callable[[], None] = lambda: None) -> Outcome:
-    """Simulate a policy and sum its measured steps; `tick` is called after every step."""
+def _unwatched(step: StepReport) -> None:
+    pass
+
+
+def measure(policy: Policy, job: Job, watch: Callable[[StepReport], None] = _unwatched) -> Outcome:
+    """Simulate a policy and sum its measured steps; `watch` sees every step, warm-up too."""
     workers = choose_workers(policy, job)
     job = with_workers(job, workers)
     state = begin(policy, job)
@@ -157,7 +161,7 @@ def measure(policy: Policy, job: Job, tick: Callable[[], None] = lambda: None) -
             before = _drain_size(state, policy) if step.plan.step == job.warmup - 1 else before
         else:
             reports.append(priced)
-        tick()
+        watch(priced)
     if not reports:
         raise ValueError(
             f"--warmup {job.warmup}: the data ends before the first measured step "
@@ -249,6 +253,6 @@ def _listed(policy: Policy, count: int) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def measure_named(text: str, job: Job, tick: Callable[[], None] = lambda: None) -> Outcome:
+def measure_named(text: str, job: Job, watch: Callable[[StepReport], None] = _unwatched) -> Outcome:
     """Measure the policy of a name."""
-    return measure(make_policy(text), job, tick)
+    return measure(make_policy(text), job, watch)

@@ -325,5 +325,5 @@ def test_calibration_counts_lookups_of_the_head() -> None:
 
 def test_every_step_ticks() -> None:
     ticks = []
-    measure(make_policy("vanilla"), job_of(steps=9, warmup=4), lambda: ticks.append(1))
+    measure(make_policy("vanilla"), job_of(steps=9, warmup=4), lambda _: ticks.append(1))
     assert len(ticks) == 9

@@ -27,6 +27,8 @@ ROOMS = [
     ["models"],
     ["runtime"],
     ["simulate", "train", "advise", "report"],
+    ["comparison"],
+    ["views"],
     ["commands"],
     ["cli"],
 ]

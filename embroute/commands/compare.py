@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from embroute.commands.data import reported, tell_bad_rows
 from embroute.commands.data_options import data_options
@@ -15,15 +11,17 @@ from embroute.commands.job_options import (
     JobOptions,
     job_of,
     job_options,
-    output_file,
     policy_of,
     tell_compiling,
 )
-from embroute.commands.results import Line, bound_line, line, subsets, table, to_json
+from embroute.commands.outputs import Outputs, output_options, steps_bar
+from embroute.commands.results import subsets, table
+from embroute.comparison import Line, bound_line, line
 from embroute.config import split_outside
 from embroute.data.open import DataOptions, open_source
 from embroute.policy.catalog import SYSTEMS, make_policy
 from embroute.simulate import Job, begin, bound, choose_workers, measure
+from embroute.views.detail import Compared, Detail, Recorder
 
 LOWER_BOUND = "lower-bound"
 YARDSTICK = "vanilla"
@@ -64,26 +62,20 @@ def _defaults(optimizer: str) -> str:
     return ",".join(name for name in names if name not in refused)
 
 
-def run(names: list[str], job: Job, console: Console) -> list[Line]:
+def run(names: list[str], job: Job, console: Console) -> tuple[list[Line], dict[str, Detail]]:
     """Measure every policy, with a progress bar."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    lines = []
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=len(names) * job.steps)
+    found, details = [], {}
+    with steps_bar(console, len(names) * job.steps) as begin_one:
         for done, name in enumerate(names):
-            progress.update(task, description=f"{name:.30s}", completed=done * job.steps)
+            tick = begin_one(name, done * job.steps)
             if name == LOWER_BOUND:
-                lines.append(bound_line(bound(job), job))
-            else:
-                outcome = measure(make_policy(name), job, lambda: progress.advance(task))
-                lines.append(line(name, outcome))
-    return lines
+                found.append(bound_line(bound(job), job))
+                continue
+            recorder = Recorder(job.warmup, tick)
+            outcome = measure(make_policy(name), job, recorder.watch)
+            found.append(line(name, outcome))
+            details[name] = recorder.detail(outcome)
+    return found, details
 
 
 _EPILOG = (
@@ -104,29 +96,28 @@ _EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restrict
     "--data", default="online-retail", show_default=True, help="A built-in name or a path."
 )
 @click.option("--policies", help=f"Separated by commas.  [default: {DEFAULT}]")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write results here.")
+@output_options
 @job_options
 @data_options
 def compare(
     data_options: DataOptions,
     options: JobOptions,
+    outputs: Outputs,
     data: str,
     policies: str | None,
-    json_path: Path | None,
 ) -> None:
     """Price policies on your data and network, without training.
 
     Rows, bytes and cost are sums over the measured steps; step time is their mean.
     """
     names = _names(policies or _defaults(options.optimizer))
-    if json_path is not None:
-        output_file("--json", json_path)
+    outputs.check()
     with reported() as progress:
         source = open_source(data, data_options, progress)
     job = job_of(options, source)
     _check(names, job)
     tell_compiling()
-    lines = run(names, job, Console(stderr=True))
+    lines, details = run(names, job, Console(stderr=True))
     console = Console()
     console.print(table(lines, job, data))
     for sentence in subsets(lines, job):
@@ -135,6 +126,4 @@ def compare(
     trained = job.warmup + min(entry.steps for entry in lines if entry.steps is not None)
     if trained < job.steps:
         click.echo(f"the data ended after {trained} of {job.steps} steps", err=True)
-    if json_path is not None:
-        json_path.write_text(json.dumps(to_json(lines, job, data), indent=2) + "\n")
-        click.echo(f"written: {json_path}", err=True)
+    outputs.write(Compared(data, options.network, job, lines, details))

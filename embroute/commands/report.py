@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from embroute.commands.job_options import output_file
 from embroute.report import read_summary, runs_table
+
+
+def write_report(page: Path, runs: Sequence[Path]) -> None:
+    """Write the report of finished runs as one HTML file."""
+    from embroute.views.history import read_history
+    from embroute.views.runs import runs_page  # bokeh is slow to import
+
+    last = [run.absolute().name for run in runs]
+    names = last if len(set(last)) == len(last) else [str(run) for run in runs]
+    histories = [read_history(run, name) for run, name in zip(runs, names, strict=True)]
+    text = runs_page(histories)
+    page.write_text(text, "utf-8")
+    click.echo(f"written: {page}", err=True)
 
 
 @click.command("report")
 @click.argument(
     "runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
-def report(runs: tuple[Path, ...]) -> None:
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write an HTML report here.")
+def report(runs: tuple[Path, ...], page: Path | None) -> None:
     """Compare finished runs: their folders, as `embroute train --out` made them."""
+    if page is not None:
+        output_file("--html", page)
     Console().print(runs_table({str(run): read_summary(run) for run in runs}))
+    if page is not None:
+        write_report(page, runs)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from embroute.commands.data_options import data_options
+from embroute.commands.report import write_report
 from embroute.data.open import DataOptions
 
 OPTIONS = (
@@ -100,10 +101,15 @@ def train_command(
     if changed:
         values["data_options"] = {**run.data_options, **changed}
     try:
-        launch(replace(run, **values), restarts)  # type: ignore[arg-type]
+        run = replace(run, **values)  # type: ignore[arg-type]
+        launch(run, restarts)
     except RunFailedError as error:
         click.echo(f"embroute: {error}", err=True)
         sys.exit(error.exit_code)
+    try:
+        write_report(Path(run.out) / "report.html", [Path(run.out)])
+    except ValueError as error:  # the run itself is done
+        click.echo(f"no report: {error}", err=True)
 
 
 def _value(name: str, kind: str, text: str) -> object:

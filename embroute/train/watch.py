@@ -17,6 +17,7 @@ from embroute.report import SUMMARY, Summary
 
 I64 = npt.NDArray[np.int64]
 REPORT_S, LIVE_S = 10.0, 0.2
+REPORTS = 200  # of a run whose length is known, though seldom more than one in REPORT_S
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Watch:
         self.total_steps, self.terminal = total_steps, terminal
         self.moved_bytes = self.other_bytes = 0
         self.samples = self.steps = 0
-        self.began = self._reported = self._shown = time.monotonic()
+        self.began = self._reported = self._shown = self._told = time.monotonic()
         self._span, self._live = Span(), Span()
         self.folder, self.metrics = folder, dict[str, float]()
         self._loss = 0.0
@@ -72,7 +73,8 @@ class Watch:
             self.terminal.write("\r" + self._line(step, self._live, now - self._shown) + "\x1b[K")
             self.terminal.flush()
             self._live, self._shown = Span(), now
-        if now - self._reported >= REPORT_S or step + 1 == self.total_steps:
+        due = step + 1 == self.total_steps or now - self._reported >= REPORT_S
+        if due or (self.total_steps and self._span.steps * REPORTS >= self.total_steps):
             self._report(step, now)
 
     def _line(self, step: int, span: Span, seconds: float) -> str:
@@ -92,6 +94,7 @@ class Watch:
             return
         report = {
             "step": step + 1,
+            "seconds": round(now - self.began, 3),
             "loss": span.loss / span.steps,
             "samples_per_s": span.samples / seconds,
             "hit_rate": span.hits / max(1, span.touches),
@@ -102,9 +105,11 @@ class Watch:
         self._write(report)
         for name in ("loss", "samples_per_s", "hit_rate"):
             self._board.add_scalar(name, report[name], step + 1)
-        if not self.terminal.isatty():
-            self.terminal.write(self._line(step, span, seconds) + "\n")
+        last = step + 1 == self.total_steps
+        if not self.terminal.isatty() and (last or now - self._told >= REPORT_S):
+            self.terminal.write(self._line(step, self._live, max(1e-9, now - self._told)) + "\n")
             self.terminal.flush()
+            self._live, self._told = Span(), now
         self._span, self._reported, self._loss = Span(), now, span.loss / span.steps
 
     def _write(self, entry: dict[str, object]) -> None:
@@ -114,7 +119,8 @@ class Watch:
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation."""
         self.metrics = metrics
-        self._write({"step": step, **metrics})
+        spent = round(time.monotonic() - self.began, 3)
+        self._write({"step": step, "seconds": spent, "row_bytes": self.moved_bytes, **metrics})
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

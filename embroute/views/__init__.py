@@ -1,0 +1,1 @@
+"""Reports one can see: self-contained HTML pages of comparisons and runs."""

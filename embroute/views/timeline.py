@@ -1,0 +1,95 @@
+"""A timeline: what each worker's processor and link do in the last measured steps."""
+
+from __future__ import annotations
+
+from bokeh.models import ColumnDataSource, HoverTool
+from bokeh.plotting import figure
+
+from embroute.cost import StepTime
+from embroute.views.detail import PHASES, Detail
+from embroute.views.figures import Axes, Columns, add_legend, plot
+from embroute.views.phases import PHASE_LOOKS
+
+MOST_WORKERS = 16
+PROCESSOR, LINK, BAR = 0.19, -0.19, 0.34  # a worker's two lanes
+Piece = tuple[str, float, float, float]  # phase, lane, from, to
+
+
+def pieces(time: StepTime, w: int) -> list[Piece]:
+    """What a worker does in a step, as it is priced; times from the step's beginning."""
+    compute, early = float(time.compute_W[w]), float(time.early_W[w])
+    ahead = max(compute, early)
+    pushed = ahead + float(time.urgent_W[w])
+    together = max(
+        max(a, b) + c for a, b, c in zip(time.compute_W, time.early_W, time.urgent_W, strict=True)
+    )
+    pulled = together + float(time.late_W[w])
+    ready = together + float(time.late_W.max())
+    reduced = ready + time.allreduce_s
+    return [
+        ("compute", PROCESSOR, 0.0, compute),
+        ("wait", PROCESSOR, compute, time.total_s),
+        ("early", LINK, 0.0, early),
+        ("urgent", LINK, ahead, pushed),
+        ("late", LINK, together, pulled),
+        ("allreduce", LINK, ready, reduced),
+    ]
+
+
+def timeline_columns(detail: Detail) -> dict[str, Columns]:
+    """Bars of each phase, in milliseconds."""
+    began = 0.0
+    rows: dict[str, list[tuple[object, ...]]] = {phase: [] for phase in PHASES}
+    for time in detail.timeline:
+        for w in range(min(len(detail.workers), MOST_WORKERS)):
+            name = f"worker {detail.workers[w]}"
+            for phase, lane, start, end in pieces(time, w):
+                times = (1e3 * (began + start), 1e3 * (began + end), 1e3 * (end - start))
+                rows[phase] += [((name, lane), *times)] if end > start else []
+        began += time.total_s
+    names = ("y", "from", "to", "ms")
+    return {
+        phase: {name: [row[i] for row in bars] for i, name in enumerate(names)}
+        for phase, bars in rows.items()
+    }
+
+
+def _workers(detail: Detail) -> tuple[str, ...]:
+    return tuple(f"worker {w}" for w in detail.workers[:MOST_WORKERS])
+
+
+def timeline(detail: Detail) -> figure:
+    """Two lanes a worker: above what it computes, below what its link carries."""
+    names = _workers(detail)
+    title = f"The last {len(detail.timeline)} steps: above processor, below link"
+    fig = plot(Axes(title, "ms", "", 460, names))
+    fig.x_range.start = 0
+    fig.y_range.name = "timeline-range"
+    items: list[tuple[str, list[object]]] = []
+    for phase, columns in timeline_columns(detail).items():
+        look = PHASE_LOOKS[phase]
+        source = ColumnDataSource(dict(columns), name=f"timeline-{phase}")
+        bars = fig.hbar(
+            y="y",
+            left="from",
+            right="to",
+            height=BAR,
+            fill_color=look.color,
+            line_color=None,
+            fill_alpha=0.35 if phase == "wait" else 1,
+            source=source,
+        )
+        tips = [("", look.name), ("ms", "@ms{0.0000}"), ("from", "@from{0.0000}")]
+        fig.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
+        items.append((look.name, [bars]))
+    add_legend(fig, items, "below")
+    return fig
+
+
+def timeline_settings(detail: Detail) -> dict[str, dict[str, object]]:
+    """What a choice of this policy sets."""
+    sources: dict[str, dict[str, object]] = {
+        f"timeline-{phase}": {"data": columns}
+        for phase, columns in timeline_columns(detail).items()
+    }
+    return sources | {"timeline-range": {"factors": list(reversed(_workers(detail)))}}

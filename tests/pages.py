@@ -1,0 +1,56 @@
+"""Reports for the tests: made once, and read back."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from embroute.cli import cli
+from embroute.commands.report import write_report
+from embroute.runtime.local import run_local
+from embroute.train.rank import train_rank
+from embroute.train.run_file import RunFile
+
+MOST_BYTES = 5_000_000
+
+
+def compared(folder: Path, *options: str) -> tuple[Path, dict[str, Any]]:
+    """A comparison's report, and its JSON."""
+    page, values = folder / "compare.html", folder / "compare.json"
+    command = ["compare", "--report", str(page), "--json", str(values), *options]
+    result = CliRunner().invoke(cli, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return page, json.loads(values.read_text())
+
+
+def trained(folder: Path, policy: str, steps: int = 40, limit: int = 4000) -> Path:
+    """The folder of a run of two workers in this process, with its report."""
+    run = RunFile(
+        data_options={"limit": limit},
+        policy=policy,
+        dim="4",
+        hidden="8",
+        batch=32,
+        steps=steps,
+        held_out=0.2,
+        evaluate_every=steps // 4,
+        workers=2,
+        out=str(folder),
+    )
+    folder.mkdir()
+    run_local(2, 1, lambda seat: train_rank(run, seat, folder, threading.Event()))
+    write_report(folder / "report.html", [folder])
+    return folder
+
+
+def block(page: Path, name: str) -> Any:
+    """A block of JSON inside a page."""
+    pattern = rf'<script type="application/json" id="{name}">(.*?)</script>'
+    found = re.search(pattern, page.read_text("utf-8"), re.DOTALL)
+    assert found, f"{page} has no block {name}"
+    return json.loads(found.group(1))

@@ -1,0 +1,204 @@
+"""Reports as HTML: their numbers are those of the JSON, and nothing comes from a network."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from embroute.cli import cli
+from embroute.views.history import read_history
+from tests.pages import MOST_BYTES, block, compared, trained
+
+NAMES = ("vanilla", "het(100)", "esd(1)", "scars(hot=300rows)", "lower-bound")
+OPTIONS: tuple[str, ...] = ("--policies", ",".join(NAMES), "--steps", "24", "--warmup", "4")
+OPTIONS += ("--report-caches", "1rows,6%,20%", "--compute-ms-per-sample", "0.002")
+OPTIONS += ("--dense-bytes", "10KB")
+Made = tuple[Path, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return compared(tmp_path_factory.mktemp("compare"), *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [trained(folder / name, name) for name in ("vanilla", "esd(1)")]
+
+
+def files_of(page: Path) -> dict[str, str]:
+    files: dict[str, str] = block(page, "files")
+    return files
+
+
+def test_the_file_is_small_and_needs_no_network(made: Made) -> None:
+    text = made[0].read_text("utf-8")
+    assert len(text.encode()) < MOST_BYTES
+    assert not re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=", text)
+    assert re.findall(r"<link[^>]*href=\"([^\"]*)\"", text) == ["data:,"]
+    assert "{{" not in text.split("<body>")[1].split("<main>")[0]
+
+
+def test_the_embedded_json_is_that_of_compare(made: Made) -> None:
+    embedded = json.loads(files_of(made[0])["comparison.json"])
+    assert set(embedded.pop("report")) == {"network", "details", "sweep"}
+    assert embedded == made[1]
+
+
+def test_the_csv_has_the_same_numbers(made: Made) -> None:
+    rows = list(csv.DictReader(io.StringIO(files_of(made[0])["comparison.csv"])))
+    assert [row["policy"] for row in rows] == list(made[1]["policies"])
+    for row in rows:
+        entry = made[1]["policies"][row["policy"]]
+        assert float(row["transmission_cost_s"]) == entry["transmission_cost_s"]
+        assert {k: int(row[f"bytes_{k}"]) for k in entry["bytes"]} == entry["bytes"]
+        assert {k: int(row[f"rows_{k}"]) for k in entry["rows"]} == entry["rows"]
+
+
+@pytest.mark.parametrize("unit", ["rows", "bytes"])
+def test_the_bars_of_traffic_are_those_of_the_json(made: Made, unit: str) -> None:
+    columns = block(made[0], "controls")["unit"][unit]["traffic"]["data"]
+    scale = 1e6 if unit == "bytes" else 1
+    for i, name in enumerate(columns["label"]):
+        for kind, size in made[1]["policies"][name][unit].items():
+            assert columns[kind][i] * scale == pytest.approx(size)
+            drawn = columns[f"{kind}_to"][i] - columns[f"{kind}_from"][i]
+            assert drawn * scale == pytest.approx(size, abs=1e-3)
+
+
+def test_a_step_is_the_sum_of_its_phases(made: Made) -> None:
+    details = json.loads(files_of(made[0])["comparison.json"])["report"]["details"]
+    assert set(details) == set(NAMES) - {"lower-bound"}
+    for name, detail in details.items():
+        step_s = made[1]["policies"][name]["step_time_s"]
+        assert sum(detail["path_s"].values()) == pytest.approx(step_s)
+        for parts in zip(*detail["worker_s"].values(), strict=True):
+            assert sum(parts) == pytest.approx(step_s)
+        assert sum(detail["step_time_s"]) / len(detail["step_time_s"]) == pytest.approx(step_s)
+        assert detail["timeline"][-1]["total_s"] == detail["step_time_s"][-1]
+
+
+def test_links_carry_what_the_json_says(made: Made) -> None:
+    """On a star all bytes of a worker cross its host's link, and the shard's hosts has them too."""
+    details = json.loads(files_of(made[0])["comparison.json"])["report"]["details"]
+    for name, detail in details.items():
+        links = {link["host"]: link for link in detail["links"]}
+        for worker in made[1]["policies"][name]["per_worker"]:
+            link, sizes = links[worker["host"]], dict(worker["bytes"])
+            sizes.pop("drain")  # not part of the steps
+            assert link["up_bytes"] + link["down_bytes"] == pytest.approx(sum(sizes.values()))
+            assert 0 < link["up_busy"] <= 1
+            assert 0 < link["down_busy"] <= 1
+
+
+def test_the_sweep_leaves_out_what_cannot_run(made: Made) -> None:
+    sweep = json.loads(files_of(made[0])["comparison.json"])["report"]["sweep"]
+    assert {(point["policy"], point["cache"]) for point in sweep} == {
+        (name, cache) for name in NAMES if name != "lower-bound" for cache in ("6%", "20%")
+    }
+    costs = {(p["policy"], p["cache"]): p["transmission_cost_s"] for p in sweep}
+    assert costs["het(100)", "20%"] < costs["het(100)", "6%"]
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (("--report", "missing/out.html"), "--report missing/out.html: the folder"),
+        (("--report", "out.html", "--report-caches", "4%,huge"), "--report-caches"),
+    ],
+)
+def test_faults_are_told_before_the_work(options: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        CliRunner().invoke(cli, ["compare", *options], catch_exceptions=False)
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    data = tmp_path / "<script>alert(1)</script>"
+    data.mkdir(parents=True)
+    path = data / "a.csv"
+    path.write_text("x,y\n" + "\n".join(f"{i % 7},{i % 2}" for i in range(200)) + "\n")
+    options: tuple[str, ...] = (
+        "--data",
+        str(path),
+        "--categorical",
+        "x",
+        "--label",
+        "y",
+        "--policies",
+        "vanilla",
+    )
+    options += ("--batch", "2", "--steps", "8", "--warmup", "1", "--cache", "100%")
+    page, _ = compared(tmp_path, *options, "--report-caches", "none")
+    assert "<script>alert" not in page.read_text("utf-8")
+    assert json.loads(files_of(page)["comparison.json"])["data"] == str(path)
+
+
+def test_a_run_writes_what_its_report_shows(runs: list[Path]) -> None:
+    for run in runs:
+        page = run / "report.html"
+        assert page.stat().st_size < MOST_BYTES
+        (shown,) = json.loads(files_of(page)["runs.json"])
+        assert shown["summary"] == json.loads((run / "summary.json").read_text())
+        lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+        assert shown["reports"] == [line for line in lines if "loss" in line]
+        assert shown["evaluations"] == [line for line in lines if "auc" in line]
+        assert len(shown["reports"]) == 40
+        assert [line["step"] for line in shown["evaluations"]] == [10, 20, 30, 40]
+
+
+def test_runs_side_by_side(runs: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "both.html"
+    command = ["report", *map(str, runs), "--html", str(page)]
+    assert CliRunner().invoke(cli, command, catch_exceptions=False).exit_code == 0
+    shown = json.loads(files_of(page)["runs.json"])
+    assert [entry["name"] for entry in shown] == ["vanilla", "esd(1)"]
+    by_bytes = block(page, "controls")["against"]["bytes moved"]
+    for i, entry in enumerate(shown):
+        moved = [report["row_bytes"] / 1e6 for report in entry["reports"]]
+        assert by_bytes[f"loss-{i}"]["data"]["x"] == moved
+
+
+def test_a_resumed_run_goes_on(runs: list[Path], tmp_path: Path) -> None:
+    """Lines after the checkpoint it went on from are dropped; clocks and counters go on."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(t) for t in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    again = [line for line in lines if line["step"] > 20]
+    began = next(line for line in lines if line["step"] == 20)
+    fresh = [line | {"seconds": line["seconds"] - began["seconds"]} for line in again]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:32], *fresh]))
+    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
+    history = read_history(tmp_path, "run")
+    assert [report.step for report in history.reports] == list(range(1, 41))
+    seconds = [report.seconds for report in history.reports]
+    assert seconds == sorted(seconds)
+
+
+def test_another_run_in_the_same_folder_starts_anew(runs: list[Path], tmp_path: Path) -> None:
+    """Its metrics follow those of the run before."""
+    text = (runs[0] / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(text + text)
+    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
+    once, twice = read_history(runs[0], "run"), read_history(tmp_path, "run")
+    assert (twice.reports, twice.evaluations) == (once.reports, once.evaluations)
+
+
+def test_metrics_of_another_version_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.7}\n')
+    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: not metrics"):
+        read_history(tmp_path, "run")
+
+
+def test_bokeh_is_imported_only_for_reports() -> None:
+    code = "import sys, embroute.cli; sys.exit('bokeh' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
