@@ -67,14 +67,15 @@ JOB_OPTIONS = {
     "--shuffle",
     "--seed",
 }
+COMPARE_OPTIONS = {"--data", "--policies", "--json", "--report", "--report-caches"}
 OPTIONS = {
-    "compare": DATA_OPTIONS | JOB_OPTIONS | {"--data", "--policies", "--json"},
+    "compare": DATA_OPTIONS | JOB_OPTIONS | COMPARE_OPTIONS,
     "simulate": DATA_OPTIONS | JOB_OPTIONS | {"--data", "--policy", "--csv"},
     "data describe": DATA_OPTIONS | {"--batch", "--samples", "--json"},
     "data": set(),
     "checkpoint": set(),
     "predict": {"--out", "--data", "--part", "--batch"},
-    "report": set(),
+    "report": {"--html"},
     "checkpoint inspect": {"--verify"},
     "checkpoint export": {"--out", "--table"},
     "train": DATA_OPTIONS

@@ -211,9 +211,7 @@ def runs_page(runs: Sequence[History]) -> str:
         ),
     ]
     if any(run.seconds for run in runs):
-        text = (
-            "As each rank's clock saw it. Early transfers run beside compute: bars exceed the run."
-        )
+        text = "By each rank's clock. Early transfers run beside compute, so bars add up to more."
         sections.append(Section("Time", text, [_phases(runs)]))
     files = {
         "runs.json": json.dumps([run.as_json() for run in runs], indent=1),
