@@ -57,13 +57,14 @@ class Channel(Protocol):
 class GlooPosted:
     """Handles of Gloo's, each with its peer; none may be dropped before it was waited for."""
 
-    waiting: list[tuple[str, dist.Work]]
+    waiting: list[tuple[str, dist.Work | None]]
 
     def wait(self) -> None:
         """Wait for each."""
         for peer, work in self.waiting:
             try:
-                work.wait()
+                if work is not None:
+                    work.wait()
             except RuntimeError as error:
                 raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
 
@@ -76,18 +77,19 @@ class GlooChannel:
     rank_of: dict[str, int]
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Posted:
-        """Receives are posted first: a send is complete only once its receive was posted."""
-        waiting: list[tuple[str, dist.Work]] = []
+        """Receives are posted first: a send is complete only once its receive was posted.
+
+        Through torch's functions, which know a rank's number within a group of some ranks.
+        """
+        waiting: list[tuple[str, dist.Work | None]] = []
         peer = ""
         try:
             for peer, data in receives:
                 source = self.rank_of[peer]
-                work = self.group.recv([torch.from_numpy(data)], source, 0)
-                waiting.append((peer, work))
+                waiting.append((peer, dist.irecv(torch.from_numpy(data), source, self.group)))
             for peer, data in sends:
                 goal = self.rank_of[peer]
-                work = self.group.send([torch.from_numpy(data)], goal, 0)
-                waiting.append((peer, work))
+                waiting.append((peer, dist.isend(torch.from_numpy(data), goal, self.group)))
         except RuntimeError as error:
             raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
         return GlooPosted(waiting)
