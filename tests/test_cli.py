@@ -25,6 +25,7 @@ PROGRAM = Path(sys.executable).parent / "embroute"
 SHORT = ("--steps", "12", "--warmup", "2")
 
 COMMANDS = {
+    "advise",
     "checkpoint",
     "checkpoint export",
     "checkpoint inspect",
@@ -73,6 +74,10 @@ OPTIONS = {
     "simulate": DATA_OPTIONS | JOB_OPTIONS | {"--data", "--policy", "--csv"},
     "data describe": DATA_OPTIONS | {"--batch", "--samples", "--json"},
     "data": set(),
+    "advise": DATA_OPTIONS
+    | {"--data", "--network", "--memory-per-worker", "--dim", "--model", "--workers", "--batch"}
+    | {"--optimizer", "--compute-ms-per-sample", "--target-samples-per-s", "--out"}
+    | {"--allow-stale", "--allow-reorder"},
     "checkpoint": set(),
     "predict": {"--out", "--data", "--part", "--batch"},
     "report": {"--html"},

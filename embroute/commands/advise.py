@@ -239,8 +239,20 @@ def write_run(path: Path, choice: Choice, asked: Asked) -> None:
 @click.option("--model", default="deepfm", show_default=True, help="What will be trained.")
 @click.option("--workers", help="Numbers to try, e.g. 2..8 or 4,8 [all and their divisors].")
 @click.option("--batch", default="128,256", show_default=True, help="Samples a worker to try.")
-@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adagrad")
-@click.option("--compute-ms-per-sample", type=click.FloatRange(0), default=0.05, show_default=True)
+@click.option(
+    "--optimizer",
+    type=click.Choice(list(OPTIMIZERS)),
+    default="adagrad",
+    show_default=True,
+    help="Of the rows.",
+)
+@click.option(
+    "--compute-ms-per-sample",
+    type=click.FloatRange(0),
+    default=0.05,
+    show_default=True,
+    help="Milliseconds of the reference worker.",
+)
 @click.option("--target-samples-per-s", type=click.FloatRange(0), help="Refuse to promise less.")
 @click.option("--allow-stale", is_flag=True, help="Also policies that read old rows (HET).")
 @click.option("--allow-reorder", is_flag=True, help="Also policies that change the order (FAE).")
