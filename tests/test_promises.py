@@ -38,6 +38,7 @@ POLICIES = [
     "esd(0)",
     "esd(0.5)",
     "esd(1)",
+    "embroute",
     "fae(hot=0.4)",
     "fae(hot=0.4, rate=25, buffer=8)",
     "scars(hot=0.3)",
@@ -50,6 +51,7 @@ POLICIES = [
     "dispatch=robin sync=until-last-use(4) evict=light-lfu",
     "dispatch=block sync=none",
     "dispatch=block sync=on-demand evict=lru",
+    "dispatch=esd sync=on-demand evict=stale-first",
 ]
 
 
