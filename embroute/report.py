@@ -48,12 +48,12 @@ def read_summary(folder: Path) -> Summary:
     return Summary(**json.loads(path.read_text()))
 
 
-COLUMNS = ("policy", "steps", "samples/s", "log-loss", "AUC", "rows MB", "of vanilla")
+COLUMNS = ("policy", "steps", "samples/s", "log-loss", "AUC", "rows\nMB", "of\nvanilla")
 
 
 def runs_table(runs: Mapping[str, Summary]) -> Table:
     """Runs side by side: speed, quality, rows moved."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("run", overflow="fold")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "policy" else "right", overflow="fold")
