@@ -89,6 +89,12 @@ def link_rates(cluster: Cluster) -> tuple[F64, F64]:
     return up[cluster.host_W], down[cluster.host_W]
 
 
+def shard_rate(cluster: Cluster) -> float:
+    """Bytes per second of all shards' links together, in the slower direction."""
+    hosts = [cluster.hosts[host] for host in set(cluster.shards)]
+    return min(sum(host.up_bytes_s for host in hosts), sum(host.down_bytes_s for host in hosts))
+
+
 def transfer_cost_W(bytes_WKI: I64, cluster: Cluster) -> F64:
     """Seconds each worker's link is busy with rows to and from shards, both directions added."""
     crossing_WI = (bytes_WKI * cluster.crosses_WK[:, :, None]).sum(1)

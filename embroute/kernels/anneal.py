@@ -29,6 +29,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
+FORBIDDEN = np.float32(1e9)  # price of a place at a worker that sits out
 NOISES = 4096
 _levels = (np.arange(NOISES) + 0.5) / NOISES
 GUMBEL: F32 = (-np.log(-np.log(_levels))).astype(np.float32)
@@ -87,11 +88,13 @@ def sweep(uses: Uses, loads: Loads, t: int, heat: Heat) -> int:
     add_V = np.empty(price_PAV.shape[2], np.float32)
     load_W, quota_W, price_W = loads.load_TW[t], loads.quota_TW[t], loads.price_TW[t]
     stiffness, noise, gumbel, random = heat.stiffness, heat.noise, heat.gumbel, heat.random
-    counts, moved = COSTS + 2 * len(add_V), 0
+    counts, moved, everyone = COSTS + 2 * len(add_V), 0, 0
+    for w in range(len(price_W)):
+        everyone += price_W[w] < FORBIDDEN
     pay_W = price_W + np.float32(stiffness) * (load_W - quota_W).astype(np.float32)
     for s in range(loads.first_T[t], loads.first_T[t + 1]):
         here = index(worker_S[s])
-        at = (first_S[s], first_S[s + 1], worker_S[s], len(load_W))
+        at = (first_S[s], first_S[s + 1], worker_S[s], everyone)
         for w in range(len(add_V)):
             add_V[index(w)] = linear_SV[s, index(w)]
         joining(use_KF, cost_KF, price_PAV, use_L, at, add_V)

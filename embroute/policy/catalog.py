@@ -18,7 +18,8 @@ from embroute.data.batch import Batch
 from embroute.policy.dispatch.block import block, robin
 from embroute.policy.dispatch.esd import esd
 from embroute.policy.dispatch.herald import herald
-from embroute.policy.dispatch.sharing import Search, sharing
+from embroute.policy.dispatch.search import Search
+from embroute.policy.dispatch.sharing import sharing
 from embroute.policy.evict.clairvoyant import clairvoyant
 from embroute.policy.evict.freshness import stale_first
 from embroute.policy.evict.recency import lfu, light_lfu, lru

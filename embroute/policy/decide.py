@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from embroute.cost import step_time
 from embroute.data.window import Window
 from embroute.kernels.apply import clean, count_lookups, drop, remember, settle, tick
 from embroute.kernels.caches import (
@@ -35,9 +36,9 @@ from embroute.kernels.transfers import (
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
-from embroute.policy.plan import Plan, PlanError, drain, replicated
-from embroute.policy.quotas import balance
-from embroute.policy.state import State
+from embroute.policy.plan import Plan, PlanError, drain, replicated, touched_rows, traffic
+from embroute.policy.quotas import balance, room
+from embroute.policy.state import Outlook, State
 
 I32 = npt.NDArray[np.int32]
 
@@ -199,14 +200,22 @@ def advance(state: State, plan: Plan) -> None:
         if plan.step % PERIOD == 0:
             state.ranking = ranked_tables(state, int(plan.samples_W.max()))
     if plan.outlook is not None:
-        state.outlook.ahead_TS[:] = plan.outlook.ahead_TS
-        state.outlook.price_TW[:] = plan.outlook.price_TW
-        if len(state.outlook.share_W):
-            balance(plan, state.setup, state.outlook)
+        _learn(state, plan, plan.outlook)
         remember(state.outlook.affinity_NW, caches.cells.number_R, touched, plan.rows.rows_U)
     state.was_hot = plan.now.batch.hot
     state.filled = state.filled or len(state.hot_R) > 0
     state.step = plan.step + 1
+
+
+def _learn(state: State, plan: Plan, outlook: Outlook) -> None:
+    """Keep what a dispatch means to do, and learn from what its step took."""
+    for name in ("ahead_TS", "price_TW", "share_W", "weight_PW", "range_2W"):
+        getattr(state.outlook, name)[:] = getattr(outlook, name)
+    if len(outlook.share_W):
+        time = step_time(traffic(plan, state.setup), state.setup.cluster)
+        rows_WA = touched_rows(plan.touches, plan.rows.arena_U, state.caches.capacity_WA.shape)
+        room_W = room(rows_WA, state.caches.capacity_WA, plan.samples_W)
+        balance(time, plan.samples_W, state.outlook, room_W)
 
 
 def bring_home(state: State, record: int) -> Transfers:

@@ -80,6 +80,14 @@ def replicated(touches: Touches, decision: Decision) -> npt.NDArray[np.int64]:
     return np.unique(touches.unique_T[decision.mode_T == REPLICA]).astype(np.int64)
 
 
+def touched_rows(
+    touched: Touches, arena_U: npt.NDArray[np.uint8], shape: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """Distinct rows of a step at each worker, by arena."""
+    cache_T = touched.worker_T * shape[1] + arena_U[touched.unique_T]
+    return np.bincount(cache_T, minlength=shape[0] * shape[1]).reshape(shape)
+
+
 def _sample_bytes(plan: Plan, setup: Setup) -> npt.NDArray[np.int64]:
     """Labels, dense features, look-ups and bag lengths sent to each worker."""
     batch, workers = plan.now.batch, setup.num_workers

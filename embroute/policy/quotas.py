@@ -1,7 +1,7 @@
 """How many samples each worker gets, where that is free: as many as let all finish together.
 
-Gradients are sums over samples, so micro-batches need not be equal. After each step shares move
-from workers that took longer than the others to those that waited for them.
+Gradients are sums over samples, so micro-batches need not be equal. What a worker's samples cost is
+taken from the last step, and supposed to grow with their number as distinct rows do.
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import step_time
-from embroute.kernels.codes import LATE, URGENT
-from embroute.policy.plan import Plan, traffic
-from embroute.policy.setup import Setup
+from embroute.cost import StepTime
+from embroute.kernels.shares import shortest
 from embroute.policy.state import Outlook
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-SPEED = 0.2  # exponent of a correction of shares
-MOST = 1.2  # factor of one correction
-LEAST = 1e-4  # of a batch: a worker that sits out can come back
+SPEED = 0.2  # part of the way to the best shares that one step goes
 SHARPNESS = 8  # how much more the slowest worker counts than one a little faster
-ELASTICITY = 0.5  # growth of late transfers with samples: most rows are shared by several
+GROWTH = 0.5  # of rows that steps one after the other use, with samples: most are shared by several
+FRESH_GROWTH = 0.9  # of all others
 SMOOTHING = 0.3  # weight of the last step among those before it
+ROOM = 0.9  # of a cache that the rows of a step may take when shares are chosen
 
 
 def _pressure(seconds_W: F64) -> F64:
@@ -37,29 +35,60 @@ def _pressure(seconds_W: F64) -> F64:
     return pressure
 
 
-def balance(plan: Plan, setup: Setup, outlook: Outlook) -> None:
-    """Move shares and weights towards what would have made this step shorter.
+def _weigh(time: StepTime, outlook: Outlook, smoothing: float) -> None:
+    """Move the weights of seconds towards what they counted in a step.
 
     A step takes max(max(compute, early) + urgent) + max(late), each over all workers. A worker
     counts in a maximum as far as it is near it; where compute covers what runs beside it, that
-    costs nothing. Shares are right when one more sample adds as much at every worker.
+    costs nothing. Where the shards' link takes longer than all that, every byte counts alike.
     """
-    time = step_time(traffic(plan, setup), setup.cluster)
     first_W = np.maximum(time.compute_W, time.early_W) + time.urgent_W
     first_pressure_W, late_pressure_W = _pressure(first_W), _pressure(time.late_W)
     uncovered_W = time.early_W > time.compute_W
+    bound_by_shards = time.shard_s >= time.total_s
     weight_PW = np.stack([first_pressure_W * uncovered_W, first_pressure_W, late_pressure_W])
-    outlook.weight_PW[:] += SMOOTHING * (weight_PW - outlook.weight_PW)
-    adds_W = (
-        outlook.weight_PW[URGENT] * first_W + ELASTICITY * outlook.weight_PW[LATE] * time.late_W
-    )
-    adds_W /= np.maximum(1, plan.samples_W)
-    usual = float((adds_W * outlook.share_W).sum())
-    if usual <= 0:
+    if bound_by_shards:
+        weight_PW[:] = 0
+    shard_W = np.full(len(first_W), float(bound_by_shards))
+    outlook.weight_PW[:] += smoothing * (np.vstack([weight_PW, shard_W]) - outlook.weight_PW)
+
+
+def _grown(time: StepTime, samples_W: I64, batch: int) -> tuple[F64, F64]:
+    """Seconds before and after the backward pass, by samples from none to the whole batch."""
+    count_N = np.arange(batch + 1, dtype=np.float64)
+    times_WN = count_N / np.maximum(samples_W, 1)[:, None]
+    slow_WN, fast_WN = times_WN**GROWTH, times_WN**FRESH_GROWTH
+    per_sample_W = time.compute_W / np.maximum(samples_W, 1)
+    first_WN = np.maximum(per_sample_W[:, None] * count_N, time.early_W[:, None] * fast_WN)
+    return first_WN + time.urgent_W[:, None] * slow_WN, time.late_W[:, None] * slow_WN
+
+
+def room(rows_WA: I64, capacity_WA: I64, samples_W: I64) -> F64:
+    """Samples whose rows each worker's cache holds, judged by those it has."""
+    full_W = (rows_WA / np.maximum(capacity_WA, 1)).max(1)
+    held_W: F64 = ROOM * samples_W / np.maximum(full_W, 1e-9)
+    return np.where(samples_W > 0, held_W, np.inf)
+
+
+def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> None:
+    """Move shares and weights towards what would have made a step shorter.
+
+    `room_W`: samples whose rows each worker's cache holds.
+    """
+    batch = int(samples_W.sum())
+    if batch == 0:
         return
-    correction_W = (usual / np.maximum(adds_W, usual * 1e-3)) ** SPEED
-    moved_W = np.maximum(outlook.share_W * np.clip(correction_W, 1 / MOST, MOST), LEAST)
-    outlook.share_W[:] = moved_W / moved_W.sum()
+    _weigh(time, outlook, SMOOTHING)
+    first_WN, late_WN = _grown(time, samples_W, batch)
+    least_W = np.floor(batch * outlook.range_2W[0]).astype(np.int64)
+    most_W = np.minimum(np.ceil(batch * outlook.range_2W[1]), np.maximum(1, room_W))
+    most_W = np.clip(most_W.astype(np.int64), least_W, batch) * (outlook.range_2W[1] > 0)
+    idle_W = (samples_W == 0) & (most_W > 0)
+    if idle_W.any():  # nothing is known of them; a sample there is a try
+        most_W[idle_W] = np.minimum(most_W[idle_W], 1)
+    quota_W = shortest(first_WN, late_WN, least_W, most_W)
+    if quota_W.sum() > 0:
+        outlook.share_W[:] += SPEED * (quota_W / quota_W.sum() - outlook.share_W)
 
 
 def whole(share_W: F32, num_samples: int) -> I64:

@@ -29,7 +29,8 @@ class Outlook(NamedTuple):
     price_TW: npt.NDArray[np.float32]  # of a place at each worker, in those batches
     affinity_NW: npt.NDArray[np.uint8]  # by number: share of a row's recent uses, of 255
     share_W: npt.NDArray[np.float32]  # of a batch's samples; empty where quotas are fixed
-    weight_PW: npt.NDArray[np.float32]  # of a second in each phase; empty likewise
+    weight_PW: npt.NDArray[np.float32]  # of a second in each phase, and at the shards; likewise
+    range_2W: npt.NDArray[np.float32]  # least and most that shares may be
 
 
 @dataclass
@@ -106,18 +107,26 @@ def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
         np.full((needs.ahead, samples), -1, np.int32),
         np.zeros((needs.ahead, workers), np.float32),
         np.zeros((numbers, workers), np.uint8),
-        _first_shares(setup) if free else np.empty(0, np.float32),
-        np.ones((NUM_PHASES - 1 if free else 0, workers), np.float32),
+        first_shares(setup) if free else np.empty(0, np.float32),
+        _first_weights(workers) if free else np.empty((0, workers), np.float32),
+        np.repeat(np.array([[0], [1]], np.float32), workers if free else 0, 1),
     )
 
 
-def _first_shares(setup: Setup) -> npt.NDArray[np.float32]:
+def first_shares(setup: Setup) -> npt.NDArray[np.float32]:
     """Samples go where they finish first if each moves a quarter of its rows, there and back."""
     lookups = max(1, setup.schema.num_fields)
     transfers_W = lookups / 4 * 2 * setup.row_seconds_AW.mean(0)
     seconds_W = np.maximum(setup.cluster.compute_s_W, 1e-12) + transfers_W
     share_W: npt.NDArray[np.float32] = (1 / seconds_W / (1 / seconds_W).sum()).astype(np.float32)
     return share_W
+
+
+def _first_weights(workers: int) -> npt.NDArray[np.float32]:
+    """Every phase counts, the shards' link does not."""
+    weight_PW = np.ones((NUM_PHASES, workers), np.float32)
+    weight_PW[-1] = 0
+    return weight_PW
 
 
 def _on_lines(num_rows: int, width: int) -> I32:

@@ -4,234 +4,30 @@ ESD and Herald price each sample by itself. Here a transfer is paid once per wor
 that several workers touch in one step is paid by all of them, and the uses of a row in the next
 batches count. Batches are dealt when they enter the window and improved in every step until their
 own; so the effort of several steps goes into each (docs/policy.md).
-Axes: S samples of the window, T its batches, W workers, V workers padded, U rows of one batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import link_rates
-from embroute.data.window import Indexed
-from embroute.kernels.anneal import (
-    GUMBEL,
-    Groups,
-    Heat,
-    Loads,
-    group_sweep,
-    members,
-    repair,
-    reprice,
-    swaps,
-    sweep,
-)
-from embroute.kernels.caches import Found, find
-from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
 from embroute.kernels.touches import Lookups, touches
-from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, gather
 from embroute.policy.dispatch.block import block
+from embroute.policy.dispatch.crew import choose_crew, due
 from embroute.policy.dispatch.esd import esd
+from embroute.policy.dispatch.search import (
+    Search,
+    carried,
+    improve,
+    prices,
+    settle,
+    spread,
+    weights,
+)
 from embroute.policy.parts import Dealing, Dispatch, View
-from embroute.policy.quotas import whole
-from embroute.policy.setup import Setup
-from embroute.policy.state import Outlook
+from embroute.policy.plan import touched_rows
 
-F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Search:
-    """How to search. Heats, stiffness and rates are in units of the mean price of a row."""
-
-    effort: int = 1500  # look-ups to read in a step, for each sample of its batch
-    ahead: int = 9  # batches beside the current one that are dealt together
-    grouping: float = 1.0  # look-ups read for groups for each one read for single samples
-    hot: float = 1.0  # noise on the costs of a batch that enters the window
-    cold: float = 0.02  # and of one that is about to be trained
-    stiffness: float = 0.03  # price of one sample above a quota
-    rate: float = 0.02  # growth of prices in a sweep per sample above a quota
-    tail: float = 0.25  # worth of owning a row that was often used, of the price of a use
-    affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
-    largest: int = 16  # samples of a group
-    least: float = 0.1  # weight of a second that nobody waits for
-    free: bool = True  # quotas follow from the time workers take
-
-
-class Spread(NamedTuple):
-    """A window spread out for the search."""
-
-    entries: tuple[Indexed, ...]
-    uses: Uses
-    loads: Loads
-    groups: Groups
-    first_use_T: I64
-    unit: float  # mean price of a row
-
-
-def prices(setup: Setup, weight_PW: F32) -> F32:
-    """Seconds of an exclusive use, of a share and of its pull, in units of the cheapest use.
-
-    An exclusive use is a pull now and a push some time: postponing it is no saving. `weight_PW`:
-    what a second counts early, urgent and late. For each arena there are four classes of use:
-    whether the step before uses the row too, so that its pull is late, and whether the step after
-    does, so that its push is urgent.
-    """
-    cluster, record_XA = setup.cluster, setup.record_bytes_XA
-    up, down = link_rates(cluster)
-    crosses = cluster.crosses_WK.mean(1)
-    classes = []
-    for late, urgent in ((EARLY, EARLY), (EARLY, URGENT), (LATE, EARLY), (LATE, URGENT)):
-        pull_W, push_W = weight_PW[late] * crosses / down, weight_PW[urgent] * crosses / up
-        alone = np.outer(record_XA[VALUE_STATE], pull_W + push_W)
-        pull = np.outer(record_XA[VALUE], pull_W)
-        share = pull + np.outer(record_XA[GRADIENT], push_W)
-        classes.append(np.stack([alone, share, pull]))
-    price_PAW = np.concatenate(classes, 1)
-    plain = np.outer(record_XA[VALUE_STATE], crosses / down + crosses / up)
-    unit = plain[plain > 0].min(initial=np.inf)
-    padded = -(-setup.num_workers // CHUNK) * CHUNK
-    price_PAV = np.zeros((*price_PAW.shape[:2], padded), np.float32)
-    price_PAV[:, :, : setup.num_workers] = price_PAW / unit
-    return price_PAV
-
-
-def _weights(outlook: Outlook, search: Search, num_workers: int) -> F32:
-    """What a second of each phase counts at each worker."""
-    if not len(outlook.weight_PW):
-        return np.ones((NUM_PHASES, num_workers), np.float32)
-    return np.float32(search.least) + outlook.weight_PW
-
-
-def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail_N: F32) -> Nodes:
-    """The rows of all batches, each with its use before in the window or its owner."""
-    base = entries[0].base
-    last_N = np.concatenate([entry.last_U for entry in entries])
-    before_N = np.where(last_N >= base, last_N - base, -1).astype(np.int32)
-    owner_N = np.maximum(np.concatenate([found.only_U for found in founds]), -1)
-    late_N = np.concatenate([entry.before_U == entry.step - 1 for entry in entries])
-    urgent_N = np.zeros(len(late_N), np.bool_)
-    urgent_N[before_N[late_N & (before_N >= 0)]] = True
-    urgent_N[-len(entries[-1].rows_U) :] = late_N[-len(entries[-1].rows_U) :]
-    arena_N = np.concatenate([setup.arena_of(entry.rows_U) for entry in entries])
-    arena_N = (arena_N + len(setup.arenas) * (2 * late_N + urgent_N)).astype(np.uint8)
-    return Nodes(before_N, owner_N, arena_N, tail_N)
-
-
-def _lookups(entries: tuple[Indexed, ...]) -> tuple[I32, I64, I64]:
-    """Nodes of all look-ups, the first look-up of each sample, the first sample of each batch."""
-    base, node_L, first_S = entries[0].base, [], [np.zeros(1, np.int64)]
-    for entry in entries:
-        unique = entry.unique_of_lookup
-        node_L.append(np.where(unique >= 0, unique + np.int32(entry.base - base), -1))
-        first_S.append(first_S[-1][-1] + entry.batch.sample_offsets[1:])
-    sizes = [len(entry.batch) for entry in entries]
-    first_T = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return np.concatenate(node_L).astype(np.int32), np.concatenate(first_S), first_T
-
-
-def _start(entries: tuple[Indexed, ...], outlook: Outlook, quota_TW: I32) -> I32:
-    """Workers chosen in earlier steps; what was never dealt starts in blocks."""
-    parts = []
-    for t, entry in enumerate(entries):
-        worker_S = np.repeat(np.arange(len(quota_TW[t]), dtype=np.int32), quota_TW[t])
-        known = outlook.ahead_TS[t, : len(entry.batch)] if t < len(outlook.ahead_TS) else worker_S
-        worker_S[: len(known)] = np.where(known >= 0, known, worker_S[: len(known)])
-        parts.append(worker_S)
-    return np.concatenate(parts)
-
-
-def _quotas(view: View, entries: tuple[Indexed, ...]) -> I32:
-    """Samples of each worker in each batch."""
-    setup, share_W = view.state.setup, view.state.outlook.share_W
-    sizes = [len(entry.batch) for entry in entries]
-    if len(share_W):
-        return np.array([whole(share_W, size) for size in sizes], np.int32)
-    return np.array([setup.quotas(size) for size in sizes], np.int32)
-
-
-def _spread(view: View, search: Search, price_PAV: F32) -> Spread:
-    """The window's uses with every sample where earlier steps meant it to be."""
-    state, window, setup = view.state, view.window, view.state.setup
-    entries = (window.now, *window.ahead[: search.ahead])
-    cells = state.caches.cells
-    founds = [view.found, *(find(cells, entry.rows_U) for entry in entries[1:])]
-    quota_TW = _quotas(view, entries)
-    node_L, first_S, first_T = _lookups(entries)
-    number_N = np.concatenate([found.number_U for found in founds])
-    again_N = state.outlook.affinity_NW[number_N].sum(1, dtype=np.float32) / 255
-    nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N)
-    worker_S = _start(entries, state.outlook, quota_TW)
-    uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
-    weight = search.affinity / 255
-    attract(uses.linear_SV, state.outlook.affinity_NW, number_N, node_L, first_S, weight)
-    load_TW = np.array(
-        [np.bincount(worker_S[a:b], minlength=setup.num_workers) for a, b in pairwise(first_T)],
-        np.int32,
-    )
-    price_TW = np.zeros(load_TW.shape, np.float32)
-    known = state.outlook.price_TW[: len(entries)]
-    price_TW[: len(known)] = known
-    price_TW[len(known) :] = known[-1]
-    loads = Loads(first_T, load_TW, quota_TW, price_TW)
-    bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
-    unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
-    return Spread(entries, uses, loads, members(uses), np.searchsorted(kept, bases), unit)
-
-
-def _improve(spread: Spread, search: Search, step: int) -> None:
-    """Heat baths over all batches, the nearer ones cooler."""
-    uses, loads, unit = spread.uses, spread.loads, spread.unit
-    seed = (step + 1) * 0x9E3779B97F4A7C15 % 2**64
-    random = np.array([seed], np.uint64)
-    life = search.ahead + 1
-    cooling = search.cold / search.hot
-    samples, lookups = int(loads.first_T[1]), len(uses.use_L)
-    work = search.effort * samples / max(1.0, lookups * (1 + search.grouping))
-    sweeps = max(1, round(work))
-    for i in range(sweeps):
-        for t in range(len(spread.entries)):
-            age = (search.ahead - t + (i + 0.5) / sweeps) / life
-            noise = search.hot * cooling**age * unit
-            heat = Heat(noise, search.stiffness * unit, GUMBEL, random)
-            sweep(uses, loads, t, heat)
-            first, last = spread.first_use_T[t : t + 2]
-            ends = loads.first_T[t : t + 2]
-            budget = int(search.grouping * (uses.first_S[ends[1]] - uses.first_S[ends[0]]))
-            at = (t, int(first), int(last), search.largest, budget)
-            group_sweep(uses, loads, spread.groups, at, heat)
-            reprice(loads, t, search.rate * unit)
-    heat = Heat(0.0, search.stiffness * unit, GUMBEL, random)
-    for _ in range(2):
-        sweep(uses, loads, 0, heat)
-
-
-def _settle(spread: Spread) -> None:
-    """The current batch keeps its quotas exactly."""
-    repair(spread.uses, spread.loads, 0)
-    for _ in range(4):
-        if swaps(spread.uses, spread.loads, 0) == 0:
-            break
-
-
-def _outlook(spread: Spread, before: Outlook) -> Outlook:
-    """What the next step starts from: its batch is the first of those ahead."""
-    ahead_TS = np.full_like(before.ahead_TS, -1)
-    price_TW = np.empty_like(before.price_TW)
-    first_T, price_now_TW = spread.loads.first_T, spread.loads.price_TW
-    for t in range(len(ahead_TS)):
-        price_TW[t] = price_now_TW[min(t + 1, len(price_now_TW) - 1)]
-        if t + 1 < len(spread.entries):
-            worker_S = spread.uses.worker_S[first_T[t + 1] : first_T[t + 2]]
-            fits = min(len(worker_S), ahead_TS.shape[1])
-            ahead_TS[t, :fits] = worker_S[:fits]
-    return Outlook(ahead_TS, price_TW, before.affinity_NW, before.share_W, before.weight_PW)
 
 
 def _excess(view: View, worker_S: I32) -> int:
@@ -239,30 +35,33 @@ def _excess(view: View, worker_S: I32) -> int:
     now, state = view.window.now, view.state
     offsets = np.ascontiguousarray(now.batch.sample_offsets)
     lookups = Lookups(now.unique_of_lookup, offsets)
-    num_rows, num_workers = len(view.rows.rows_U), state.setup.num_workers
-    touched = touches(lookups, worker_S, num_workers, num_rows, np.empty(0, np.int32))
-    num_arenas = state.caches.capacity_WA.shape[1]
-    cache_T = touched.worker_T * num_arenas + view.rows.arena_U[touched.unique_T]
-    held = np.bincount(cache_T, minlength=num_workers * num_arenas)
-    return int((held - state.caches.capacity_WA.ravel()).max())
+    num_rows, capacity_WA = len(view.rows.rows_U), state.caches.capacity_WA
+    nothing = np.empty(0, np.int32)
+    touched = touches(lookups, worker_S, state.setup.num_workers, num_rows, nothing)
+    rows_WA = touched_rows(touched, view.rows.arena_U, capacity_WA.shape)
+    return int((rows_WA - capacity_WA).max())
 
 
 def sharing(search: Search) -> Dispatch:
     """Minimise the transfers of all batches of the window, what workers share counted once."""
 
     def choose(view: View) -> Dealing:
-        setup = view.state.setup
-        price_PAV = prices(setup, _weights(view.state.outlook, search, setup.num_workers))
-        if setup.num_workers == 1 or not len(view.window.now.batch) or not price_PAV.any():
+        outlook, setup = view.state.outlook, view.state.setup
+        if setup.num_workers == 1 or not len(view.window.now.batch):
             return block().choose(view)
-        spread = _spread(view, search, price_PAV)
-        _improve(spread, search, view.window.step)
-        _settle(spread)
-        worker_S = spread.uses.worker_S[: spread.loads.first_T[1]].copy()
+        if due(view, search):
+            outlook = choose_crew(view, search)
+        price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
+        if not price_PAV.any():
+            return block().choose(view)
+        dealt = spread(view, outlook, search, price_PAV)
+        improve(dealt, search, view.window.step)
+        settle(dealt)
+        worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]].copy()
         if _excess(view, worker_S) > 0:
             # Rows gather where they are cheap, but a cache must hold those of a step.
             plain = (esd().choose(view).worker_S, block().choose(view).worker_S)
             worker_S = min(plain, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
-        return Dealing(worker_S, _outlook(spread, view.state.outlook))
+        return Dealing(worker_S, carried(dealt, outlook))
 
     return Dispatch("sharing", choose, ahead=search.ahead, free=search.free)

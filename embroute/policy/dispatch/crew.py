@@ -1,0 +1,155 @@
+"""Which workers take part: the crew whose steps are shortest, judged on the window's batches.
+
+On uneven links, or where little is computed, fewer workers split fewer rows and can be faster.
+From time to time the window is dealt to each of a few crews, what its batches would move is
+foretold, and the best crew goes on. The first half of the window pays for rows that have to change
+places, so the second half is what counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.cost import FLOAT_BYTES, INDEX_BYTES, StepTime, Traffic, step_time
+from embroute.kernels.codes import MISS_PULL, NUM_KINDS, NUM_PHASES, UPDATE_PUSH
+from embroute.kernels.foretell import PULL, PUSH, Foretold, foretell, touched
+from embroute.policy.dispatch.search import (
+    Search,
+    Spread,
+    carried,
+    improve,
+    prices,
+    spread,
+    weights,
+)
+from embroute.policy.parts import View
+from embroute.policy.quotas import balance, room
+from embroute.policy.setup import Setup
+from embroute.policy.state import Outlook, first_shares
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+ROUNDS = 4  # of dealing the window and correcting shares
+BETTER = 0.97  # a change of crew must promise so much
+
+
+def due(view: View, search: Search) -> bool:
+    """Whether crews are compared in this step: the first, and those after 1, 2, 4, ... windows."""
+    windows, rest = divmod(view.window.step, search.ahead + 1)
+    return (
+        search.free
+        and bool(len(view.state.outlook.share_W))
+        and not rest
+        and not (windows & (windows - 1))
+    )
+
+
+def crews(setup: Setup) -> list[I64]:
+    """All workers, and the fastest 1, 2, 4, ... of them."""
+    cluster = setup.cluster
+    order = np.lexsort((-cluster.bytes_s_W, cluster.compute_s_W))
+    order = order[np.argsort(-cluster.bytes_s_W[order], kind="stable")]
+    count = setup.num_workers
+    sizes = {count, count - count // 2} | {2**i for i in range(count.bit_length())}
+    return [order[:size] for size in sorted(sizes, reverse=True) if size <= count]
+
+
+def _traffic(dealt: Spread, told: Foretold, t: int, setup: Setup) -> Traffic:
+    """What batch t of a window moves; rows lie evenly on the shards."""
+    workers, shards = setup.num_workers, setup.cluster.num_shards
+    bytes_WKIP = np.zeros((workers, shards, NUM_KINDS, NUM_PHASES), np.int64)
+    bytes_WKIP[:, :, MISS_PULL] = told.bytes_TWDP[t, :, None, PULL] / shards
+    bytes_WKIP[:, :, UPDATE_PUSH] = told.bytes_TWDP[t, :, None, PUSH] / shards
+    batch, samples_W = dealt.entries[t].batch, dealt.loads.load_TW[t].astype(np.int64)
+    lookups = len(batch.rows) / max(1, len(batch))
+    per_sample = FLOAT_BYTES * (batch.dense.shape[1] + 1) + INDEX_BYTES * lookups
+    nothing_K = np.zeros(shards, np.int64)
+    control_W = (per_sample * samples_W).astype(np.int64)
+    plan_W = INDEX_BYTES * told.rows_TWA[t].sum(1)
+    return Traffic(bytes_WKIP, bytes_WKIP, samples_W, control_W, plan_W, nothing_K)
+
+
+def _look(dealt: Spread, setup: Setup) -> tuple[list[StepTime], Foretold]:
+    """What the batches of a window take as they are dealt."""
+    nodes, worker_S = dealt.nodes, dealt.uses.worker_S
+    count = len(nodes.before_N)
+    touched_NW = touched(dealt.node_L, dealt.first_S, worker_S, count, setup.num_workers)
+    record_XA = setup.record_bytes_XA.astype(np.float64)
+    told = foretell(nodes, touched_NW, dealt.first_node_T, record_XA)
+    moved = (_traffic(dealt, told, t, setup) for t in range(len(dealt.entries)))
+    return [step_time(traffic, setup.cluster) for traffic in moved], told
+
+
+def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
+    """Deal the window and correct shares, several times; what a step takes, and what was found."""
+    setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
+    outlook = outlook._replace(share_W=outlook.share_W.copy(), weight_PW=outlook.weight_PW.copy())
+    found = np.inf
+    for turn in range(ROUNDS):
+        price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
+        if not price_PAV.any():
+            return 0.0, outlook
+        dealt = spread(view, outlook, search, price_PAV)
+        cooler = search.hot * (search.cold / search.hot) ** (turn / ROUNDS)
+        improve(dealt, replace(search, hot=cooler), view.window.step)
+        times, told = _look(dealt, setup)
+        half = len(times) // 2
+        fits = bool((told.rows_TWA[half:] <= capacity_WA).all())
+        found = float(np.mean([time.total_s for time in times[half:]])) if fits else np.inf
+        for t in range(half, len(times)):
+            samples_W = dealt.loads.load_TW[t].astype(np.int64)
+            balance(times[t], samples_W, outlook, room(told.rows_TWA[t], capacity_WA, samples_W))
+        kept = carried(dealt, outlook)
+        ahead_TS = kept.ahead_TS
+        outlook = outlook._replace(
+            ahead_TS=np.concatenate([_now(dealt, ahead_TS), ahead_TS[:-1]]), price_TW=kept.price_TW
+        )
+    return found, outlook
+
+
+def _now(dealt: Spread, ahead_TS: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The current batch as it is dealt, as one that is ahead."""
+    now_1S = np.full((1, ahead_TS.shape[1]), -1, np.int32)
+    worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]]
+    now_1S[0, : len(worker_S)] = worker_S[: ahead_TS.shape[1]]
+    return now_1S
+
+
+def _joined(outlook: Outlook, crew: I64, search: Search, setup: Setup) -> Outlook:
+    """An outlook in which only a crew takes part; what is known of the present one stays."""
+    range_2W = np.zeros_like(outlook.range_2W)
+    range_2W[0, crew], range_2W[1, crew] = search.floor, search.ceiling
+    if ((outlook.range_2W > 0) == (range_2W > 0)).all():
+        return outlook._replace(range_2W=range_2W)
+    share_W = np.where(range_2W[1] > 0, first_shares(setup), 0).astype(np.float32)
+    return outlook._replace(
+        ahead_TS=np.full_like(outlook.ahead_TS, -1),
+        price_TW=np.zeros_like(outlook.price_TW),
+        share_W=share_W / share_W.sum(),
+        range_2W=range_2W,
+    )
+
+
+def choose_crew(view: View, search: Search) -> Outlook:
+    """The outlook of the best crew; the present one stays unless another is clearly better."""
+    outlook, setup = view.state.outlook, view.state.setup
+    present = tuple(np.flatnonzero(outlook.range_2W[1] > 0).tolist())
+    batch, best, present_s = len(view.window.now.batch), (np.inf, outlook), np.inf
+    for crew in crews(setup):
+        if search.floor and len(crew) < setup.num_workers:
+            continue
+        speed = (1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum()
+        if batch / speed >= best[0]:
+            continue  # compute alone takes longer
+        tried = _try(view, _joined(outlook, crew, search, setup), search)
+        if tuple(sorted(crew.tolist())) == present:
+            present_s = tried[0]
+        if tried[0] < best[0]:
+            best = tried
+    if view.window.step and best[0] > BETTER * present_s:
+        return outlook
+    return best[1]
