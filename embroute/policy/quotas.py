@@ -79,6 +79,8 @@ def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> No
     if batch == 0:
         return
     _weigh(time, outlook, SMOOTHING)
+    before = outlook.took_1[0] or time.total_s
+    outlook.took_1[0] = before + SMOOTHING * (time.total_s - before)
     first_WN, late_WN = _grown(time, samples_W, batch)
     least_W = np.floor(batch * outlook.range_2W[0]).astype(np.int64)
     most_W = np.minimum(np.ceil(batch * outlook.range_2W[1]), np.maximum(1, room_W))

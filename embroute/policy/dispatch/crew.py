@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cost import FLOAT_BYTES, INDEX_BYTES, StepTime, Traffic, step_time
+from embroute.kernels.anneal import refit
 from embroute.kernels.codes import MISS_PULL, NUM_KINDS, NUM_PHASES, UPDATE_PUSH
 from embroute.kernels.foretell import PULL, PUSH, Foretold, foretell, touched
 from embroute.policy.dispatch.search import (
@@ -34,7 +35,9 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 ROUNDS = 4  # of dealing the window and correcting shares
-BETTER = 0.97  # a change of crew must promise so much
+REFITS = 6  # rounds of bringing a batch to its quotas
+BETTER = 0.97  # what a change of crew must promise
+AT_FIRST = 0.85  # and before the first step: a large crew takes longer to settle
 
 
 def due(view: View, search: Search) -> bool:
@@ -87,7 +90,11 @@ def _look(dealt: Spread, setup: Setup) -> tuple[list[StepTime], Foretold]:
 def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
     """Deal the window and correct shares, several times; what a step takes, and what was found."""
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
-    outlook = outlook._replace(share_W=outlook.share_W.copy(), weight_PW=outlook.weight_PW.copy())
+    outlook = outlook._replace(
+        share_W=outlook.share_W.copy(),
+        weight_PW=outlook.weight_PW.copy(),
+        took_1=np.zeros_like(outlook.took_1),
+    )
     found = np.inf
     for turn in range(ROUNDS):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
@@ -96,6 +103,8 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
         dealt = spread(view, outlook, search, price_PAV)
         cooler = search.hot * (search.cold / search.hot) ** (turn / ROUNDS)
         improve(dealt, replace(search, hot=cooler), view.window.step)
+        for t in range(len(dealt.entries)):
+            refit(dealt.uses, dealt.loads, t, REFITS)
         times, told = _look(dealt, setup)
         half = len(times) // 2
         fits = bool((told.rows_TWA[half:] <= capacity_WA).all())
@@ -123,7 +132,7 @@ def _joined(outlook: Outlook, crew: I64, search: Search, setup: Setup) -> Outloo
     """An outlook in which only a crew takes part; what is known of the present one stays."""
     range_2W = np.zeros_like(outlook.range_2W)
     range_2W[0, crew], range_2W[1, crew] = search.floor, search.ceiling
-    if ((outlook.range_2W > 0) == (range_2W > 0)).all():
+    if ((outlook.range_2W[1] > 0) == (range_2W[1] > 0)).all():
         return outlook._replace(range_2W=range_2W)
     share_W = np.where(range_2W[1] > 0, first_shares(setup), 0).astype(np.float32)
     return outlook._replace(
@@ -137,19 +146,21 @@ def _joined(outlook: Outlook, crew: I64, search: Search, setup: Setup) -> Outloo
 def choose_crew(view: View, search: Search) -> Outlook:
     """The outlook of the best crew; the present one stays unless another is clearly better."""
     outlook, setup = view.state.outlook, view.state.setup
-    present = tuple(np.flatnonzero(outlook.range_2W[1] > 0).tolist())
-    batch, best, present_s = len(view.window.now.batch), (np.inf, outlook), np.inf
+    present = np.flatnonzero(outlook.range_2W[1] > 0)
+    here = _joined(outlook, present, search, setup)
+    if outlook.took_1[0]:
+        best, least = here, BETTER * float(outlook.took_1[0])
+    else:
+        least, best = _try(view, here, search)
+        least *= AT_FIRST
+    batch = len(view.window.now.batch)
     for crew in crews(setup):
-        if search.floor and len(crew) < setup.num_workers:
+        if len(crew) == len(present) or (search.floor and len(crew) < setup.num_workers):
             continue
         speed = (1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum()
-        if batch / speed >= best[0]:
+        if batch / speed >= least:
             continue  # compute alone takes longer
-        tried = _try(view, _joined(outlook, crew, search, setup), search)
-        if tuple(sorted(crew.tolist())) == present:
-            present_s = tried[0]
-        if tried[0] < best[0]:
-            best = tried
-    if view.window.step and best[0] > BETTER * present_s:
-        return outlook
-    return best[1]
+        found, tried = _try(view, _joined(outlook, crew, search, setup), search)
+        if found < least:
+            least, best = found, tried
+    return best
