@@ -52,12 +52,12 @@ def due(view: View, search: Search) -> bool:
 
 
 def crews(setup: Setup) -> list[I64]:
-    """All workers, and the fastest 1, 2, 4, ... of them."""
+    """All workers, and the fastest 1, 2, 3, 4, 8, ... of them."""
     cluster = setup.cluster
     order = np.lexsort((-cluster.bytes_s_W, cluster.compute_s_W))
     order = order[np.argsort(-cluster.bytes_s_W[order], kind="stable")]
     count = setup.num_workers
-    sizes = {count, count - count // 2} | {2**i for i in range(count.bit_length())}
+    sizes = {count, count - count // 2, 3} | {2**i for i in range(count.bit_length())}
     return [order[:size] for size in sorted(sizes, reverse=True) if size <= count]
 
 
@@ -76,13 +76,13 @@ def _traffic(dealt: Spread, told: Foretold, t: int, setup: Setup) -> Traffic:
     return Traffic(bytes_WKIP, bytes_WKIP, samples_W, control_W, plan_W, nothing_K)
 
 
-def _look(dealt: Spread, setup: Setup) -> tuple[list[StepTime], Foretold]:
+def _look(dealt: Spread, setup: Setup, capacity_WA: I64) -> tuple[list[StepTime], Foretold]:
     """What the batches of a window take as they are dealt."""
     nodes, worker_S = dealt.nodes, dealt.uses.worker_S
     count = len(nodes.before_N)
     touched_NW = touched(dealt.node_L, dealt.first_S, worker_S, count, setup.num_workers)
     record_XA = setup.record_bytes_XA.astype(np.float64)
-    told = foretell(nodes, touched_NW, dealt.first_node_T, record_XA)
+    told = foretell(nodes, touched_NW, dealt.first_node_T, record_XA, capacity_WA)
     moved = (_traffic(dealt, told, t, setup) for t in range(len(dealt.entries)))
     return [step_time(traffic, setup.cluster) for traffic in moved], told
 
@@ -105,7 +105,7 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
         improve(dealt, replace(search, hot=cooler), view.window.step)
         for t in range(len(dealt.entries)):
             refit(dealt.uses, dealt.loads, t, REFITS)
-        times, told = _look(dealt, setup)
+        times, told = _look(dealt, setup, capacity_WA)
         half = len(times) // 2
         fits = bool((told.rows_TWA[half:] <= capacity_WA).all())
         found = float(np.mean([time.total_s for time in times[half:]])) if fits else np.inf
