@@ -45,22 +45,54 @@ def touched(node_L: I32, first_S: I64, worker_S: I32, num_nodes: int, num_worker
 
 
 @kernel
-def _crowds(nodes: Nodes, touched_NW: U8, first_node_T: I64, num_arenas: int) -> tuple[I64, I64]:
+def _batches(first_node_T: I64) -> I32:
+    """The batch of every node."""
+    batch_N = np.empty(first_node_T[-1], np.int32)
+    for t in range(len(first_node_T) - 1):
+        batch_N[first_node_T[t] : first_node_T[t + 1]] = t
+    return batch_N
+
+
+@kernel
+def _crowds(nodes: Nodes, touched_NW: U8, batch_N: I32, num_arenas: int) -> tuple[I64, I64]:
     """Rows of each batch at each worker and arena, and how many rows came before it in the window.
 
     A row that the step before used as well came with that one.
     """
-    num_batches, num_workers = len(first_node_T) - 1, touched_NW.shape[1]
+    num_batches, num_workers = batch_N[-1] + 1, touched_NW.shape[1]
     rows_TWA = np.zeros((num_batches, num_workers, num_arenas), np.int64)
     came_TWA = np.zeros((num_batches + 1, num_workers, num_arenas), np.int64)
+    for n in range(len(batch_N)):
+        t, a = batch_N[n], nodes.arena_N[n] % num_arenas
+        fresh = nodes.arena_N[n] < 2 * num_arenas
+        for w in range(num_workers):
+            rows_TWA[t, w, a] += touched_NW[n, w]
+            came_TWA[t + 1, w, a] += touched_NW[n, w] * fresh
     for t in range(num_batches):
-        came_TWA[t + 1] = came_TWA[t]
-        for n in range(first_node_T[t], first_node_T[t + 1]):
-            kind, a = nodes.arena_N[n] // num_arenas, nodes.arena_N[n] % num_arenas
-            for w in range(num_workers):
-                rows_TWA[t, w, a] += touched_NW[n, w]
-                came_TWA[t + 1, w, a] += touched_NW[n, w] * (kind < 2)
+        came_TWA[t + 1] += came_TWA[t]
     return rows_TWA, came_TWA
+
+
+@kernel
+def _set(touched_W: U8) -> tuple[int, int]:
+    """How many workers touch a row, and the last of them."""
+    size, last = 0, NOBODY
+    for w in range(len(touched_W)):
+        if touched_W[w]:
+            size += 1
+            last = w
+    return size, last
+
+
+@kernel
+def _share(
+    bytes_WDP: F64, touched_W: U8, owner: int, phases: tuple[int, int], a_bytes: F64
+) -> None:
+    """Every worker of a set pulls a value, unless it owns the row, and pushes a gradient."""
+    for w in range(len(touched_W)):
+        if touched_W[w]:
+            bytes_WDP[w, PUSH, phases[PUSH]] += a_bytes[GRADIENT]
+            bytes_WDP[w, PULL, phases[PULL]] += a_bytes[VALUE] * (w != owner)
 
 
 @kernel
@@ -73,43 +105,34 @@ def foretell(
     next step needs is urgent too. A row is gone from a cache that more rows have entered since
     than it holds.
     """
-    num_batches, num_workers = len(first_node_T) - 1, touched_NW.shape[1]
-    num_arenas = record_XA.shape[1]
-    rows_TWA, came_TWA = _crowds(nodes, touched_NW, first_node_T, num_arenas)
-    bytes_TWDP = np.zeros((num_batches, num_workers, 2, NUM_PHASES), np.float64)
+    num_workers, num_arenas, batch_N = (
+        touched_NW.shape[1],
+        record_XA.shape[1],
+        _batches(first_node_T),
+    )
+    rows_TWA, came_TWA = _crowds(nodes, touched_NW, batch_N, num_arenas)
+    bytes_TWDP = np.zeros((len(rows_TWA), num_workers, 2, NUM_PHASES), np.float64)
     owner_N = nodes.owner_N.copy()
-    batch_N = np.empty(len(owner_N), np.int32)
-    for t in range(num_batches):
-        for n in range(first_node_T[t], first_node_T[t + 1]):
-            batch_N[n] = t
-            kind, a = nodes.arena_N[n] // num_arenas, nodes.arena_N[n] % num_arenas
-            pull_phase = LATE if kind >= 2 else EARLY
-            push_phase = URGENT if kind % 2 == 1 else EARLY
-            before = nodes.before_N[n]
-            owner = owner_N[before] if before >= 0 else owner_N[n]
-            since = batch_N[before] + 1 if before >= 0 else 0
-            if owner >= 0:
-                came = came_TWA[t, owner, a] - came_TWA[since, owner, a] + rows_TWA[t, owner, a]
-                if came > capacity_WA[owner, a]:
-                    bytes_TWDP[t, owner, PUSH, EARLY] += record_XA[VALUE_STATE, a]
-                    owner = NOBODY
-            size, sole = 0, NOBODY
-            for w in range(num_workers):
-                if touched_NW[n, w]:
-                    size += 1
-                    sole = w
-            owner_N[n] = sole if size == 1 else (NOBODY if size > 1 else owner)
-            if size == 0 or (size == 1 and sole == owner):
-                continue
-            if owner >= 0:
-                back_phase = URGENT if kind >= 2 else EARLY
-                bytes_TWDP[t, owner, PUSH, back_phase] += record_XA[VALUE_STATE, a]
-            if size == 1:
-                bytes_TWDP[t, sole, PULL, pull_phase] += record_XA[VALUE_STATE, a]
-                continue
-            for w in range(num_workers):
-                if touched_NW[n, w]:
-                    bytes_TWDP[t, w, PUSH, push_phase] += record_XA[GRADIENT, a]
-                    if w != owner:
-                        bytes_TWDP[t, w, PULL, pull_phase] += record_XA[VALUE, a]
+    for n in range(len(batch_N)):
+        t, a, before = batch_N[n], nodes.arena_N[n] % num_arenas, nodes.before_N[n]
+        late, urgent = nodes.arena_N[n] >= 2 * num_arenas, nodes.arena_N[n] // num_arenas % 2 == 1
+        owner = owner_N[before] if before >= 0 else owner_N[n]
+        since = batch_N[before] + 1 if before >= 0 else 0
+        came = came_TWA[t, owner, a] - came_TWA[since, owner, a] + rows_TWA[t, owner, a]
+        if owner >= 0 and came > capacity_WA[owner, a]:
+            bytes_TWDP[t, owner, PUSH, EARLY] += record_XA[VALUE_STATE, a]
+            owner = NOBODY
+        size, sole = _set(touched_NW[n])
+        owner_N[n] = sole if size == 1 else NOBODY
+        if size == 1 and sole == owner:
+            continue
+        pull_phase = LATE if late else EARLY
+        if owner >= 0:
+            back_phase = URGENT if late else EARLY
+            bytes_TWDP[t, owner, PUSH, back_phase] += record_XA[VALUE_STATE, a]
+        if size == 1:
+            bytes_TWDP[t, sole, PULL, pull_phase] += record_XA[VALUE_STATE, a]
+        else:
+            phases = (pull_phase, URGENT if urgent else EARLY)
+            _share(bytes_TWDP[t], touched_NW[n], owner, phases, record_XA[:, a])
     return Foretold(bytes_TWDP, rows_TWA)
