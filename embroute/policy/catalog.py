@@ -133,6 +133,12 @@ def _bagpipe(options: Options) -> Policy:
     return Policy("bagpipe", block(), until_last_use(lookahead), clairvoyant(lookahead))
 
 
+def _parts(options: Options, name: str, default: str) -> tuple[float, ...]:
+    """Parts of a batch: one for every worker, or one for each such as 0.2+0.1+0."""
+    given = options.get(name, default).split("+")
+    return tuple(parse_number(f"embroute: {name}", part, 0, 1) for part in given)
+
+
 def _embroute(options: Options) -> Policy:
     effort = parse_int("embroute: effort", options.get("effort", "1500"), 1, 10**6)
     ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 1, 100)
@@ -142,7 +148,10 @@ def _embroute(options: Options) -> Policy:
     quotas = options.get("quotas", "free" if objective == "time" else "equal")
     if quotas not in ("free", "equal"):
         raise ValueError(f"embroute: quotas must be free or equal, got {quotas!r}")
-    search = Search(effort, ahead, free=quotas == "free")
+    if quotas == "equal" and ("floor" in options or "ceiling" in options):
+        raise ValueError("embroute: floor and ceiling are for quotas=free, got quotas=equal")
+    floor, ceiling = _parts(options, "floor", "0"), _parts(options, "ceiling", "1")
+    search = Search(effort, ahead, free=quotas == "free", floor=floor, ceiling=ceiling)
     return Policy("embroute", sharing(search), on_demand(), stale_first())
 
 
@@ -177,7 +186,7 @@ SYSTEMS: Mapping[str, Entry] = {
     "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
     "embroute": Entry(
         _embroute,
-        ("effort", "ahead", "objective", "quotas"),
+        ("effort", "ahead", "objective", "quotas", "floor", "ceiling"),
         "our own: rows as workers share them",
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),

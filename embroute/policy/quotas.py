@@ -79,8 +79,6 @@ def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> No
     if batch == 0:
         return
     _weigh(time, outlook, SMOOTHING)
-    before = outlook.took_1[0] or time.total_s
-    outlook.took_1[0] = before + SMOOTHING * (time.total_s - before)
     first_WN, late_WN = _grown(time, samples_W, batch)
     least_W = np.floor(batch * outlook.range_2W[0]).astype(np.int64)
     most_W = np.minimum(np.ceil(batch * outlook.range_2W[1]), np.maximum(1, room_W))
@@ -88,9 +86,21 @@ def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> No
     idle_W = (samples_W == 0) & (most_W > 0)
     if idle_W.any():  # nothing is known of them; a sample there is a try
         most_W[idle_W] = np.minimum(most_W[idle_W], 1)
-    quota_W = shortest(first_WN, late_WN, least_W, most_W)
-    if quota_W.sum() > 0:
-        outlook.share_W[:] += SPEED * (quota_W / quota_W.sum() - outlook.share_W)
+    above_W = shortest(first_WN, late_WN, least_W, most_W) - least_W
+    if above_W.sum() > 0:
+        above_W = above_W * (batch - least_W.sum()) / above_W.sum()  # room can be more than needed
+        outlook.share_W[:] += SPEED * ((least_W + above_W) / batch - outlook.share_W)
+
+
+def within(share_W: F32, range_2W: F32) -> F32:
+    """Shares that keep their ranges and sum to one; there must be such."""
+    least_W, most_W = range_2W.astype(np.float64)
+    kept_W: F64 = np.clip(share_W.astype(np.float64), least_W, most_W)
+    lacking = 1 - float(kept_W.sum())
+    free_W = most_W - kept_W if lacking > 0 else kept_W - least_W
+    if free_W.sum() > 0:
+        kept_W += lacking * free_W / free_W.sum()
+    return kept_W.astype(np.float32)
 
 
 def whole(share_W: F32, num_samples: int) -> I64:

@@ -31,7 +31,6 @@ class Outlook(NamedTuple):
     share_W: npt.NDArray[np.float32]  # of a batch's samples; empty where quotas are fixed
     weight_PW: npt.NDArray[np.float32]  # of a second in each phase, and at the shards; likewise
     range_2W: npt.NDArray[np.float32]  # least and most that shares may be
-    took_1: npt.NDArray[np.float32]  # seconds of recent steps; 0 if none is known
 
 
 @dataclass
@@ -111,7 +110,6 @@ def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
         first_shares(setup) if free else np.empty(0, np.float32),
         _first_weights(workers) if free else np.empty((0, workers), np.float32),
         np.repeat(np.array([[0], [1]], np.float32), workers if free else 0, 1),
-        np.zeros(1, np.float32),
     )
 
 

@@ -27,17 +27,18 @@ from embroute.policy.dispatch.search import (
     weights,
 )
 from embroute.policy.parts import View
-from embroute.policy.quotas import balance, room
+from embroute.policy.quotas import balance, room, within
 from embroute.policy.setup import Setup
 from embroute.policy.state import Outlook, first_shares
 
-F64 = npt.NDArray[np.float64]
+F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
-ROUNDS = 4  # of dealing the window and correcting shares
+ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 REFITS = 6  # rounds of bringing a batch to its quotas
-BETTER = 0.97  # what a change of crew must promise
-AT_FIRST = 0.85  # and before the first step: a large crew takes longer to settle
+BETTER = 0.95  # what a change of crew must promise
+ROUNDING = 1e-5  # of sums of shares
+AT_FIRST = 0.9  # and before the first step: a large crew takes longer to settle
 
 
 def due(view: View, search: Search) -> bool:
@@ -90,18 +91,14 @@ def _look(dealt: Spread, setup: Setup, capacity_WA: I64) -> tuple[list[StepTime]
 def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
     """Deal the window and correct shares, several times; what a step takes, and what was found."""
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
-    outlook = outlook._replace(
-        share_W=outlook.share_W.copy(),
-        weight_PW=outlook.weight_PW.copy(),
-        took_1=np.zeros_like(outlook.took_1),
-    )
-    found = np.inf
-    for turn in range(ROUNDS):
+    outlook = outlook._replace(share_W=outlook.share_W.copy(), weight_PW=outlook.weight_PW.copy())
+    found, rounds = np.inf, ROUNDS if view.window.step else 2 * ROUNDS
+    for turn in range(rounds):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
         if not price_PAV.any():
             return 0.0, outlook
         dealt = spread(view, outlook, search, price_PAV)
-        cooler = search.hot * (search.cold / search.hot) ** (turn / ROUNDS)
+        cooler = search.hot * (search.cold / search.hot) ** (turn / rounds)
         improve(dealt, replace(search, hot=cooler), view.window.step)
         for t in range(len(dealt.entries)):
             refit(dealt.uses, dealt.loads, t, REFITS)
@@ -128,34 +125,66 @@ def _now(dealt: Spread, ahead_TS: npt.NDArray[np.int32]) -> npt.NDArray[np.int32
     return now_1S
 
 
+def _ranges(search: Search, crew: I64, num_workers: int) -> F32:
+    """Least and most share of each worker; none for those outside a crew."""
+    range_2W = np.zeros((2, num_workers), np.float32)
+    for i, given in enumerate((search.floor, search.ceiling)):
+        range_2W[i, crew] = np.broadcast_to(np.array(given, np.float32), (num_workers,))[crew]
+    return range_2W
+
+
+def check_ranges(search: Search, num_workers: int) -> None:
+    """Whether floors and ceilings leave a choice."""
+    for name, given in (("floor", search.floor), ("ceiling", search.ceiling)):
+        if len(given) not in (1, num_workers):
+            listed = f"{len(given)} workers, the cluster has {num_workers}"
+            raise ValueError(f"embroute: {name} names {listed}")
+    least_W, most_W = _ranges(search, np.arange(num_workers), num_workers)
+    if (least_W > most_W).any():
+        w = int(np.argmax(least_W > most_W))
+        raise ValueError(
+            f"embroute: floor of worker {w} must be at most its ceiling {most_W[w]:g}, "
+            f"got {least_W[w]:g}"
+        )
+    if least_W.sum() > 1 + ROUNDING or most_W.sum() < 1 - ROUNDING:
+        raise ValueError(
+            f"embroute: floors must sum to at most 1 and ceilings to at least 1, got "
+            f"{least_W.sum():g} and {most_W.sum():g} for {num_workers} workers"
+        )
+
+
 def _joined(outlook: Outlook, crew: I64, search: Search, setup: Setup) -> Outlook:
     """An outlook in which only a crew takes part; what is known of the present one stays."""
-    range_2W = np.zeros_like(outlook.range_2W)
-    range_2W[0, crew], range_2W[1, crew] = search.floor, search.ceiling
+    range_2W = _ranges(search, crew, setup.num_workers)
     if ((outlook.range_2W[1] > 0) == (range_2W[1] > 0)).all():
-        return outlook._replace(range_2W=range_2W)
-    share_W = np.where(range_2W[1] > 0, first_shares(setup), 0).astype(np.float32)
+        return outlook._replace(share_W=within(outlook.share_W, range_2W), range_2W=range_2W)
+    share_W = np.where(range_2W[1] > 0, first_shares(setup), 0)
     return outlook._replace(
         ahead_TS=np.full_like(outlook.ahead_TS, -1),
         price_TW=np.zeros_like(outlook.price_TW),
-        share_W=share_W / share_W.sum(),
+        share_W=within((share_W / share_W.sum()).astype(np.float32), range_2W),
         range_2W=range_2W,
     )
+
+
+def _possible(crew: I64, search: Search, setup: Setup) -> bool:
+    """Whether a crew may take the whole batch, and no other worker has to take part."""
+    everyone_2W = _ranges(search, np.arange(setup.num_workers), setup.num_workers)
+    range_2W = _ranges(search, crew, setup.num_workers)
+    return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 
 def choose_crew(view: View, search: Search) -> Outlook:
     """The outlook of the best crew; the present one stays unless another is clearly better."""
     outlook, setup = view.state.outlook, view.state.setup
     present = np.flatnonzero(outlook.range_2W[1] > 0)
-    here = _joined(outlook, present, search, setup)
-    if outlook.took_1[0]:
-        best, least = here, BETTER * float(outlook.took_1[0])
-    else:
-        least, best = _try(view, here, search)
-        least *= AT_FIRST
+    least, best = _try(view, _joined(outlook, present, search, setup), search)
+    if view.window.step:
+        best = outlook
+    least *= BETTER if view.window.step else AT_FIRST
     batch = len(view.window.now.batch)
     for crew in crews(setup):
-        if len(crew) == len(present) or (search.floor and len(crew) < setup.num_workers):
+        if len(crew) == len(present) or not _possible(crew, search, setup):
             continue
         speed = (1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum()
         if batch / speed >= least:

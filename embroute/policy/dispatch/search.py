@@ -58,8 +58,8 @@ class Search:
     largest: int = 16  # samples of a group
     least: float = 0.1  # weight of a second that nobody waits for
     free: bool = True  # quotas follow from the time workers take
-    floor: float = 0.0  # least part of a batch that a worker gets
-    ceiling: float = 1.0  # and most
+    floor: tuple[float, ...] = (0.0,)  # least part of a batch for every worker, or for each
+    ceiling: tuple[float, ...] = (1.0,)  # and most
 
 
 class Spread(NamedTuple):

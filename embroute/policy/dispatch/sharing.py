@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from embroute.kernels.touches import Lookups, touches
 from embroute.policy.dispatch.block import block
-from embroute.policy.dispatch.crew import choose_crew, due
+from embroute.policy.dispatch.crew import check_ranges, choose_crew, due
 from embroute.policy.dispatch.esd import esd
 from embroute.policy.dispatch.search import (
     Search,
@@ -49,6 +49,8 @@ def sharing(search: Search) -> Dispatch:
         outlook, setup = view.state.outlook, view.state.setup
         if setup.num_workers == 1 or not len(view.window.now.batch):
             return block().choose(view)
+        if not view.window.step:
+            check_ranges(search, setup.num_workers)
         if due(view, search):
             outlook = choose_crew(view, search)
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))

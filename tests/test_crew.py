@@ -1,0 +1,195 @@
+"""Which workers take part, and how many samples each gets."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embroute.cluster import open_cluster
+from embroute.data.open import open_source
+from embroute.kernels.anneal import put, refit
+from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
+from embroute.kernels.foretell import PULL, PUSH, foretell, touched
+from embroute.kernels.shares import shortest
+from embroute.kernels.uses import Nodes, total
+from embroute.policy.catalog import make_policy
+from embroute.policy.quotas import within
+from embroute.policy.setup import Setup
+from embroute.simulate import Job, measure_named, simulate
+from tests.test_uses import BATCH, BATCHES, loads_of, window
+
+F64 = npt.NDArray[np.float64]
+SOURCE = open_source("online-retail")
+
+
+def job(network: str, compute_ms: float, dim: int = 64) -> Job:
+    cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
+    setup = Setup(SOURCE.schema, cluster, dim, batch_size=64 * cluster.num_workers)
+    return Job(SOURCE, setup, 50, 10)
+
+
+def samples(policy: str, given: Job) -> npt.NDArray[np.int64]:
+    """Samples of each worker in each measured step."""
+    steps = [step for step in simulate(make_policy(policy), given) if step.step >= given.warmup]
+    return np.array([step.traffic.samples_W for step in steps])
+
+
+def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F64) -> F64:
+    """The rules of docs/policy.md, row by row."""
+    workers = 3
+    out = np.zeros((max(batch) + 1, workers, 2, NUM_PHASES))
+    left: list[int] = []
+    for n, (used, t) in enumerate(zip(sets, batch, strict=True)):
+        before, kind = int(nodes.before_N[n]), int(nodes.arena_N[n])
+        owner = left[before] if before >= 0 else int(nodes.owner_N[n])
+        pull, push = (LATE if kind >= 2 else EARLY), (URGENT if kind % 2 else EARLY)
+        alone = len(used) == 1
+        left.append(next(iter(used)) if alone else -1)
+        if used == {owner}:
+            continue
+        if owner >= 0:
+            out[t, owner, PUSH, URGENT if kind >= 2 else EARLY] += record[VALUE_STATE, 0]
+        for w in used:
+            if alone:
+                out[t, w, PULL, pull] += record[VALUE_STATE, 0]
+            else:
+                out[t, w, PUSH, push] += record[GRADIENT, 0]
+                out[t, w, PULL, pull] += record[VALUE, 0] * (w != owner)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_window_moves_is_foretold(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows, batches, workers = 7, 4, 3
+    count = rows * batches
+    before = np.arange(count, dtype=np.int32) - rows
+    before[before < 0] = -1
+    owner = random.integers(-1, workers, count).astype(np.int32)
+    kind = random.integers(0, 4, count).astype(np.uint8)
+    nodes = Nodes(before, owner, kind, np.zeros(count, np.float32))
+    lookups = [random.choice(workers, random.integers(1, 4), replace=False) for _ in range(count)]
+    node_L = np.repeat(np.arange(count), [len(used) for used in lookups]).astype(np.int32)
+    worker_S = np.concatenate(lookups).astype(np.int32)
+    touched_NW = touched(node_L, np.arange(len(node_L) + 1), worker_S, count, workers)
+    record = np.array([[4.0], [12.0], [5.0], [12.0]])
+    room = np.full((workers, 1), 10**6)
+    told = foretell(nodes, touched_NW, np.arange(batches + 1) * rows, record, room)
+    sets = [set(used.tolist()) for used in lookups]
+    batch = [n // rows for n in range(count)]
+    assert told.bytes_TWDP.tolist() == told_by_hand(nodes, sets, batch, record).tolist()
+    assert told.rows_TWA.sum() == len(node_L)
+
+
+def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
+    before = np.array([-1, -1, -1, 0], np.int32)
+    nodes = Nodes(before, np.full(4, -1, np.int32), np.zeros(4, np.uint8), np.zeros(4, np.float32))
+    touched_NW = np.ones((4, 1), np.uint8)
+    ends, record = np.array([0, 1, 3, 4]), np.array([[4.0]] * 4)
+    roomy, tight = (
+        foretell(nodes, touched_NW, ends, record, np.array([[slots]])).bytes_TWDP
+        for slots in (4, 2)
+    )
+    assert roomy[2].sum() == 0
+    assert tight[2, 0, PULL, EARLY] == 4
+    assert tight[2, 0, PUSH, EARLY] == 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_quotas_for_the_shortest_step(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    workers, batch = 3, 12
+    first = np.cumsum(random.random((workers, batch + 1)), 1)
+    late = np.cumsum(random.random((workers, batch + 1)), 1) * 0.7
+    first[:, 0] = late[:, 0] = 0
+    least, most = np.array([1, 0, 0]), np.array([12, 6, 12])
+    quota = shortest(first, late, least, most)
+    everyone = np.arange(workers)
+    assert quota.sum() >= batch
+    assert (quota >= least).all()
+    assert (quota <= most).all()
+    best = min(
+        first[everyone, list(given)].max() + late[everyone, list(given)].max()
+        for given in itertools.product(range(batch + 1), repeat=workers)
+        if sum(given) == batch and given[0] >= 1 and given[1] <= 6
+    )
+    assert first[everyone, quota].max() + late[everyone, quota].max() <= 1.1 * best
+
+
+@pytest.mark.parametrize("workers", [2, 5, 8])
+def test_refit_keeps_quotas_and_costs(workers: int) -> None:
+    uses = window(4, workers)
+    for s in range(BATCHES * BATCH):
+        put(uses, s, 0)
+    loads = loads_of(uses, workers)
+    refit(uses, loads, 1, 6)
+    dealt = uses.worker_S.reshape(BATCHES, BATCH)
+    assert np.bincount(dealt[1], minlength=workers).tolist() == loads.quota_TW[1].tolist()
+    assert loads.load_TW[1].tolist() == loads.quota_TW[1].tolist()
+    assert (dealt[[0, 2]] == 0).all()
+    assert (loads.price_TW[1, 1:] <= 0).all()
+    again = window(4, workers)
+    for s in range(BATCHES * BATCH):
+        put(again, s, int(uses.worker_S[s]))
+    assert total(uses) == pytest.approx(total(again), abs=1e-3)
+
+
+def test_shares_keep_their_ranges() -> None:
+    share = np.array([0.7, 0.3, 0.0], np.float32)
+    ranges = np.array([[0.1, 0.1, 0.1], [0.4, 0.5, 0.5]], np.float32)
+    kept = within(share, ranges)
+    assert kept.sum() == pytest.approx(1)
+    assert (kept >= ranges[0] - 1e-6).all()
+    assert (kept <= ranges[1] + 1e-6).all()
+
+
+def test_where_nothing_is_computed_slow_links_sit_out() -> None:
+    taken = samples("embroute", job("edge-4", 0.0))
+    assert (taken[:, 2:] == 0).all()
+    assert (taken.sum(1) == 256).all()
+
+
+def test_where_much_is_computed_everybody_works() -> None:
+    taken = samples("embroute", job("edge-4", 2.0))
+    assert taken.min() > 50
+
+
+def test_machines_half_as_fast_get_fewer_samples() -> None:
+    taken = samples("embroute", job("uneven-4", 2.0)).mean(0)
+    assert taken[2:].max() < 0.7 * taken[:2].min()
+
+
+def test_floors_and_ceilings_hold() -> None:
+    given = job("edge-4", 0.0)
+    assert samples("embroute(floor=0.1)", given).min() >= 25
+    taken = samples("embroute(ceiling=0.3+0.3+0.3+1)", given)
+    assert taken[:, :3].max() <= 77
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("embroute(floor=0.4)", "sum to at most 1"),
+        ("embroute(ceiling=0.1)", "ceilings to at least 1"),
+        ("embroute(floor=0.1+0.1)", "floor names 2 workers, the cluster has 4"),
+        ("embroute(floor=0.2+0+0+0, ceiling=0.1+1+1+1)", "floor of worker 0"),
+        ("embroute(floor=2)", "floor must be between 0 and 1"),
+        ("embroute(quotas=equal, floor=0.1)", "floor and ceiling are for quotas=free"),
+    ],
+)
+def test_impossible_ranges_are_refused(policy: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        measure_named(policy, job("edge-4", 0.0))
+
+
+@pytest.mark.parametrize("compute_ms", [0.0, 0.2])
+@pytest.mark.parametrize("network", ["edge-4", "uneven-4", "dc-4"])
+def test_never_much_slower_than_the_others(network: str, compute_ms: float) -> None:
+    given = job(network, compute_ms, 512)
+    names = ["esd(1)", "herald", "esd(1, workers=0)", "esd(1, workers=0+1)"]
+    best = min(measure_named(name, given).step_time_s for name in names)
+    assert measure_named("embroute", given).step_time_s <= 1.02 * best
