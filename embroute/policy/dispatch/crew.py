@@ -37,6 +37,7 @@ I64 = npt.NDArray[np.int64]
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 REFITS = 6  # rounds of bringing a batch to its quotas
 BETTER = 0.95  # what a change of crew must promise
+FEWEST = 2.0  # samples of every worker of a new crew; with fewer it is a smaller crew
 ROUNDING = 1e-5  # of sums of shares
 AT_FIRST = 0.9  # and before the first step: a large crew takes longer to settle
 
@@ -190,6 +191,6 @@ def choose_crew(view: View, search: Search) -> Outlook:
         if batch / speed >= least:
             continue  # compute alone takes longer
         found, tried = _try(view, _joined(outlook, crew, search, setup), search)
-        if found < least:
+        if found < least and tried.share_W[crew].min() >= FEWEST / batch:
             least, best = found, tried
     return best
