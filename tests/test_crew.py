@@ -78,10 +78,10 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
     touched_NW = touched(node_L, np.arange(len(node_L) + 1), worker_S, count, workers)
     record = np.array([[4.0], [12.0], [5.0], [12.0]])
     room = np.full((workers, 1), 10**6)
-    told = foretell(nodes, touched_NW, np.arange(batches + 1) * rows, record, room)
+    told = foretell(nodes, touched_NW, np.arange(batches + 1) * rows, record, room, 1)
     sets = [set(used.tolist()) for used in lookups]
     batch = [n // rows for n in range(count)]
-    assert told.bytes_TWDP.tolist() == told_by_hand(nodes, sets, batch, record).tolist()
+    assert told.bytes_THWDP[:, 0].tolist() == told_by_hand(nodes, sets, batch, record).tolist()
     assert told.rows_TWA.sum() == len(node_L)
 
 
@@ -91,7 +91,7 @@ def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
     touched_NW = np.ones((4, 1), np.uint8)
     ends, record = np.array([0, 1, 3, 4]), np.array([[4.0]] * 4)
     roomy, tight = (
-        foretell(nodes, touched_NW, ends, record, np.array([[slots]])).bytes_TWDP
+        foretell(nodes, touched_NW, ends, record, np.array([[slots]]), 1).bytes_THWDP[:, 0]
         for slots in (4, 2)
     )
     assert roomy[2].sum() == 0
@@ -163,6 +163,13 @@ def test_machines_half_as_fast_get_fewer_samples() -> None:
     assert taken[2:].max() < 0.7 * taken[:2].min()
 
 
+def test_equal_and_given_shares_stay() -> None:
+    given = job("edge-4", 0.05)
+    assert (samples("embroute(quotas=equal)", given) == 64).all()
+    named = replace(given, setup=replace(given.setup, shares=(3.0, 3.0, 1.0, 1.0)))
+    assert (samples("embroute", named) == [96, 96, 32, 32]).all()
+
+
 def test_floors_and_ceilings_hold() -> None:
     given = job("edge-4", 0.0)
     assert samples("embroute(floor=0.1)", given).min() >= 25
@@ -179,6 +186,7 @@ def test_floors_and_ceilings_hold() -> None:
         ("embroute(floor=0.2+0+0+0, ceiling=0.1+1+1+1)", "floor of worker 0"),
         ("embroute(floor=2)", "floor must be between 0 and 1"),
         ("embroute(quotas=equal, floor=0.1)", "floor and ceiling are for quotas=free"),
+        ("embroute(objective=cost, quotas=free)", "quotas must be equal with objective=cost"),
     ],
 )
 def test_impossible_ranges_are_refused(policy: str, said: str) -> None:

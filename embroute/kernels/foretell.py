@@ -1,7 +1,7 @@
 """What the batches of a window will move if they are dealt as they are now.
 
 Axes: N rows of the window's batches one after the other, L look-ups, S samples, T batches,
-W workers, A arenas, D directions (pull, push), P phases, X kinds of record.
+W workers, A arenas, D directions (pull, push), P phases, X kinds of record, H homes of rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOBODY = -1
 class Foretold(NamedTuple):
     """Bytes and distinct rows of each batch at each worker."""
 
-    bytes_TWDP: F64
+    bytes_THWDP: F64
     rows_TWA: I64
 
 
@@ -54,17 +54,19 @@ def _batches(first_node_T: I64) -> I32:
 
 
 @kernel
-def _crowds(nodes: Nodes, touched_NW: U8, batch_N: I32, num_arenas: int) -> tuple[I64, I64]:
+def _crowds(
+    nodes: Nodes, touched_NW: U8, batch_N: I32, num_batches: int, num_arenas: int
+) -> tuple[I64, I64]:
     """Rows of each batch at each worker and arena, and how many rows came before it in the window.
 
     A row that the step before used as well came with that one.
     """
-    num_batches, num_workers = batch_N[-1] + 1, touched_NW.shape[1]
+    num_workers = touched_NW.shape[1]
     rows_TWA = np.zeros((num_batches, num_workers, num_arenas), np.int64)
     came_TWA = np.zeros((num_batches + 1, num_workers, num_arenas), np.int64)
     for n in range(len(batch_N)):
         t, a = batch_N[n], nodes.arena_N[n] % num_arenas
-        fresh = nodes.arena_N[n] < 2 * num_arenas
+        fresh = nodes.arena_N[n] // num_arenas % 4 < 2
         for w in range(num_workers):
             rows_TWA[t, w, a] += touched_NW[n, w]
             came_TWA[t + 1, w, a] += touched_NW[n, w] * fresh
@@ -97,7 +99,7 @@ def _share(
 
 @kernel
 def foretell(
-    nodes: Nodes, touched_NW: U8, first_node_T: I64, record_XA: F64, capacity_WA: I64
+    nodes: Nodes, touched_NW: U8, first_node_T: I64, record_XA: F64, capacity_WA: I64, homes: int
 ) -> Foretold:
     """Pulls and pushes of every batch: a row alone at its owner rests, all others move.
 
@@ -105,34 +107,32 @@ def foretell(
     next step needs is urgent too. A row is gone from a cache that more rows have entered since
     than it holds.
     """
-    num_workers, num_arenas, batch_N = (
-        touched_NW.shape[1],
-        record_XA.shape[1],
-        _batches(first_node_T),
-    )
-    rows_TWA, came_TWA = _crowds(nodes, touched_NW, batch_N, num_arenas)
-    bytes_TWDP = np.zeros((len(rows_TWA), num_workers, 2, NUM_PHASES), np.float64)
+    num_workers, num_arenas = touched_NW.shape[1], record_XA.shape[1]
+    batch_N = _batches(first_node_T)
+    rows_TWA, came_TWA = _crowds(nodes, touched_NW, batch_N, len(first_node_T) - 1, num_arenas)
+    bytes_THWDP = np.zeros((len(rows_TWA), homes, num_workers, 2, NUM_PHASES), np.float64)
     owner_N = nodes.owner_N.copy()
     for n in range(len(batch_N)):
-        t, a, before = batch_N[n], nodes.arena_N[n] % num_arenas, nodes.before_N[n]
-        late, urgent = nodes.arena_N[n] >= 2 * num_arenas, nodes.arena_N[n] // num_arenas % 2 == 1
+        t, before = batch_N[n], nodes.before_N[n]
+        a, kind = nodes.arena_N[n] % num_arenas, nodes.arena_N[n] // num_arenas % 4
+        bytes_WDP = bytes_THWDP[t, nodes.arena_N[n] // (4 * num_arenas)]
         owner = owner_N[before] if before >= 0 else owner_N[n]
         since = batch_N[before] + 1 if before >= 0 else 0
         came = came_TWA[t, owner, a] - came_TWA[since, owner, a] + rows_TWA[t, owner, a]
         if owner >= 0 and came > capacity_WA[owner, a]:
-            bytes_TWDP[t, owner, PUSH, EARLY] += record_XA[VALUE_STATE, a]
+            bytes_WDP[owner, PUSH, EARLY] += record_XA[VALUE_STATE, a]
             owner = NOBODY
         size, sole = _set(touched_NW[n])
         owner_N[n] = sole if size == 1 else NOBODY
         if size == 1 and sole == owner:
             continue
-        pull_phase = LATE if late else EARLY
+        pull_phase = LATE if kind >= 2 else EARLY
         if owner >= 0:
-            back_phase = URGENT if late else EARLY
-            bytes_TWDP[t, owner, PUSH, back_phase] += record_XA[VALUE_STATE, a]
+            back_phase = URGENT if kind >= 2 else EARLY
+            bytes_WDP[owner, PUSH, back_phase] += record_XA[VALUE_STATE, a]
         if size == 1:
-            bytes_TWDP[t, sole, PULL, pull_phase] += record_XA[VALUE_STATE, a]
+            bytes_WDP[sole, PULL, pull_phase] += record_XA[VALUE_STATE, a]
         else:
-            phases = (pull_phase, URGENT if urgent else EARLY)
-            _share(bytes_TWDP[t], touched_NW[n], owner, phases, record_XA[:, a])
-    return Foretold(bytes_TWDP, rows_TWA)
+            phases = (pull_phase, URGENT if kind % 2 == 1 else EARLY)
+            _share(bytes_WDP, touched_NW[n], owner, phases, record_XA[:, a])
+    return Foretold(bytes_THWDP, rows_TWA)

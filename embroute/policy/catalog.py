@@ -148,10 +148,22 @@ def _embroute(options: Options) -> Policy:
     quotas = options.get("quotas", "free" if objective == "time" else "equal")
     if quotas not in ("free", "equal"):
         raise ValueError(f"embroute: quotas must be free or equal, got {quotas!r}")
+    if objective == "cost" and quotas == "free":
+        raise ValueError(
+            "embroute: quotas must be equal with objective=cost, got free: the fastest link alone "
+            "would cost least"
+        )
     if quotas == "equal" and ("floor" in options or "ceiling" in options):
         raise ValueError("embroute: floor and ceiling are for quotas=free, got quotas=equal")
     floor, ceiling = _parts(options, "floor", "0"), _parts(options, "ceiling", "1")
-    search = Search(effort, ahead, free=quotas == "free", floor=floor, ceiling=ceiling)
+    search = Search(
+        effort,
+        ahead,
+        timed=objective == "time",
+        free=quotas == "free",
+        floor=floor,
+        ceiling=ceiling,
+    )
     return Policy("embroute", sharing(search), on_demand(), stale_first())
 
 

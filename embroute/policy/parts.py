@@ -95,6 +95,7 @@ class Dispatch:
     looks_at_caches: bool = True
     needs_access: bool = False
     ahead: int = 0  # batches that it deals before their step
+    timed: bool = False  # whether it learns what each worker waits for
     free: bool = False  # whether it chooses how many samples each worker gets
 
 
@@ -171,4 +172,5 @@ class Policy:
         """What its parts want kept in the state."""
         clocks, access = not self.sync.exact, self.dispatch.needs_access
         dispatch = self.dispatch
-        return Needs(self.evict.num_buckets, clocks, access, dispatch.ahead, dispatch.free)
+        learns = (dispatch.ahead, dispatch.timed, dispatch.free)
+        return Needs(self.evict.num_buckets, clocks, access, *learns)

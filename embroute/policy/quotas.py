@@ -79,6 +79,8 @@ def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> No
     if batch == 0:
         return
     _weigh(time, outlook, SMOOTHING)
+    if (outlook.range_2W[0] == outlook.range_2W[1]).all():
+        return
     first_WN, late_WN = _grown(time, samples_W, batch)
     least_W = np.floor(batch * outlook.range_2W[0]).astype(np.int64)
     most_W = np.minimum(np.ceil(batch * outlook.range_2W[1]), np.maximum(1, room_W))

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Caches, Cells
-from embroute.kernels.codes import DIRTY, NUM_PHASES, NUM_SLOT_FIELDS, ROW, SLOT_MASK
+from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SHARDS, SLOT_MASK
 from embroute.kernels.order import empty_order
 from embroute.policy.setup import Setup
 
+F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
 
@@ -61,6 +62,7 @@ class Needs:
     clocks: bool = False
     access: bool = False
     ahead: int = 0  # batches that a dispatch deals before their step
+    timed: bool = False  # whether it learns what each worker waits for
     free: bool = False  # whether it chooses how many samples each worker gets
 
 
@@ -101,16 +103,35 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
 def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
     """Nothing dealt ahead, no prices, no row at home anywhere."""
     samples, workers = setup.batch_size if needs.ahead else 0, setup.num_workers
-    free = needs.free and not setup.shares  # shares that a user names are kept
     numbers = setup.schema.num_rows + 1 if needs.ahead else 0
     return Outlook(
         np.full((needs.ahead, samples), -1, np.int32),
         np.zeros((needs.ahead, workers), np.float32),
         np.zeros((numbers, workers), np.uint8),
-        first_shares(setup) if free else np.empty(0, np.float32),
-        _first_weights(workers) if free else np.empty((0, workers), np.float32),
-        np.repeat(np.array([[0], [1]], np.float32), workers if free else 0, 1),
+        *(_first_guess(setup, needs.free) if needs.timed else _no_guess(workers)),
     )
+
+
+def _first_guess(setup: Setup, free: bool) -> tuple[F32, F32, F32]:
+    """Shares, weights and ranges of shares; those that a user names, and equal ones, are kept."""
+    workers = setup.num_workers
+    weight_PW = np.ones((SHARDS + 1, workers), np.float32)
+    weight_PW[SHARDS] = 0
+    if free and not setup.shares:
+        return (
+            first_shares(setup),
+            weight_PW,
+            np.repeat(np.array([[0], [1]], np.float32), workers, 1),
+        )
+    share_W = np.array(setup.shares or np.ones(workers), np.float32)
+    share_W /= share_W.sum()
+    return share_W, weight_PW, np.stack([share_W, share_W])
+
+
+def _no_guess(workers: int) -> tuple[F32, F32, F32]:
+    """Nothing is learnt."""
+    empty = np.empty((0, workers), np.float32)
+    return np.empty(0, np.float32), empty, empty
 
 
 def first_shares(setup: Setup) -> npt.NDArray[np.float32]:
@@ -120,13 +141,6 @@ def first_shares(setup: Setup) -> npt.NDArray[np.float32]:
     seconds_W = np.maximum(setup.cluster.compute_s_W, 1e-12) + transfers_W
     share_W: npt.NDArray[np.float32] = (1 / seconds_W / (1 / seconds_W).sum()).astype(np.float32)
     return share_W
-
-
-def _first_weights(workers: int) -> npt.NDArray[np.float32]:
-    """Every phase counts, the shards' link does not."""
-    weight_PW = np.ones((NUM_PHASES, workers), np.float32)
-    weight_PW[-1] = 0
-    return weight_PW
 
 
 def _on_lines(num_rows: int, width: int) -> I32:

@@ -22,6 +22,7 @@ from embroute.policy.dispatch.search import (
     Spread,
     carried,
     improve,
+    num_homes,
     prices,
     spread,
     weights,
@@ -45,12 +46,9 @@ AT_FIRST = 0.9  # and before the first step: a large crew takes longer to settle
 def due(view: View, search: Search) -> bool:
     """Whether crews are compared in this step: the first, and those after 1, 2, 4, ... windows."""
     windows, rest = divmod(view.window.step, search.ahead + 1)
-    return (
-        search.free
-        and bool(len(view.state.outlook.share_W))
-        and not rest
-        and not (windows & (windows - 1))
-    )
+    least_W, most_W = view.state.outlook.range_2W
+    free = search.free and bool((least_W != most_W).any())
+    return free and not rest and not windows & (windows - 1)
 
 
 def crews(setup: Setup) -> list[I64]:
@@ -64,11 +62,13 @@ def crews(setup: Setup) -> list[I64]:
 
 
 def _traffic(dealt: Spread, told: Foretold, t: int, setup: Setup) -> Traffic:
-    """What batch t of a window moves; rows lie evenly on the shards."""
+    """What batch t of a window moves; where homes are not told apart, rows lie evenly."""
     workers, shards = setup.num_workers, setup.cluster.num_shards
     bytes_WKIP = np.zeros((workers, shards, NUM_KINDS, NUM_PHASES), np.int64)
-    bytes_WKIP[:, :, MISS_PULL] = told.bytes_TWDP[t, :, None, PULL] / shards
-    bytes_WKIP[:, :, UPDATE_PUSH] = told.bytes_TWDP[t, :, None, PUSH] / shards
+    bytes_WHDP = told.bytes_THWDP[t].swapaxes(0, 1)
+    bytes_WHDP = bytes_WHDP * (bytes_WHDP.shape[1] / shards)
+    bytes_WKIP[:, :, MISS_PULL] = bytes_WHDP[:, :, PULL]
+    bytes_WKIP[:, :, UPDATE_PUSH] = bytes_WHDP[:, :, PUSH]
     batch, samples_W = dealt.entries[t].batch, dealt.loads.load_TW[t].astype(np.int64)
     lookups = len(batch.rows) / max(1, len(batch))
     per_sample = FLOAT_BYTES * (batch.dense.shape[1] + 1) + INDEX_BYTES * lookups
@@ -84,7 +84,8 @@ def _look(dealt: Spread, setup: Setup, capacity_WA: I64) -> tuple[list[StepTime]
     count = len(nodes.before_N)
     touched_NW = touched(dealt.node_L, dealt.first_S, worker_S, count, setup.num_workers)
     record_XA = setup.record_bytes_XA.astype(np.float64)
-    told = foretell(nodes, touched_NW, dealt.first_node_T, record_XA, capacity_WA)
+    homes = num_homes(setup)
+    told = foretell(nodes, touched_NW, dealt.first_node_T, record_XA, capacity_WA, homes)
     moved = (_traffic(dealt, told, t, setup) for t in range(len(dealt.entries)))
     return [step_time(traffic, setup.cluster) for traffic in moved], told
 

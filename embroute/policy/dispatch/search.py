@@ -7,8 +7,8 @@ Axes: S samples of the window, T its batches, W workers, V workers padded, U row
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +57,7 @@ class Search:
     affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
     largest: int = 16  # samples of a group
     least: float = 0.1  # weight of a second that nobody waits for
+    timed: bool = True  # whether step time is minimised, not the sum of all transfers
     free: bool = True  # quotas follow from the time workers take
     floor: tuple[float, ...] = (0.0,)  # least part of a batch for every worker, or for each
     ceiling: tuple[float, ...] = (1.0,)  # and most
@@ -77,20 +78,33 @@ class Spread(NamedTuple):
     unit: float  # mean price of a row
 
 
+KINDS = ((EARLY, EARLY), (EARLY, URGENT), (LATE, EARLY), (LATE, URGENT))  # of uses
+CODES = 256  # of arena, kind and home
+
+
+def num_homes(setup: Setup) -> int:
+    """Shards told apart: all where some share a host with workers, else one stands for them."""
+    crosses_WK = setup.cluster.crosses_WK
+    mixed = bool(crosses_WK.any() and not crosses_WK.all())
+    count = crosses_WK.shape[1]
+    return count if mixed and len(KINDS) * len(setup.arenas) * count <= CODES else 1
+
+
 def prices(setup: Setup, weight_PW: F32) -> F32:
     """Seconds of an exclusive use, of a share and of its pull, in units of the cheapest use.
 
     An exclusive use is a pull now and a push some time: postponing it is no saving. `weight_PW`:
-    what a second counts early, urgent, late, and at the shards. For each arena there are four
-    classes of use: whether the step before uses the row too, so that its pull is late, and whether
-    the step after does, so that its push is urgent.
+    what a second counts early, urgent, late, and at the shards. For each home and arena there are
+    four kinds of use: whether the step before uses the row too, so that its pull is late, and
+    whether the step after does, so that its push is urgent.
     """
     cluster, record_XA = setup.cluster, setup.record_bytes_XA
     up, down = link_rates(cluster)
-    crosses = cluster.crosses_WK.mean(1)
     shard_s_W = weight_PW[SHARDS] / shard_rate(cluster)
+    homes = num_homes(setup)
+    parts_W = cluster.crosses_WK.T if homes > 1 else cluster.crosses_WK.mean(1)[None]
     classes = []
-    for late, urgent in ((EARLY, EARLY), (EARLY, URGENT), (LATE, EARLY), (LATE, URGENT)):
+    for crosses, (late, urgent) in itertools.product(parts_W, KINDS):
         pull_W = crosses * (weight_PW[late] / down + shard_s_W)
         push_W = crosses * (weight_PW[urgent] / up + shard_s_W)
         alone = np.outer(record_XA[VALUE_STATE], pull_W + push_W)
@@ -98,7 +112,7 @@ def prices(setup: Setup, weight_PW: F32) -> F32:
         share = pull + np.outer(record_XA[GRADIENT], push_W)
         classes.append(np.stack([alone, share, pull]))
     price_PAW = np.concatenate(classes, 1)
-    plain = np.outer(record_XA[VALUE_STATE], crosses / down + crosses / up)
+    plain = np.outer(record_XA[VALUE_STATE], cluster.crosses_WK.any(1) * (1 / down + 1 / up))
     unit = plain[plain > 0].min(initial=np.inf)
     padded = -(-setup.num_workers // CHUNK) * CHUNK
     price_PAV = np.zeros((*price_PAW.shape[:2], padded), np.float32)
@@ -128,7 +142,10 @@ def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail
     urgent_N[before_N[late_N & (before_N >= 0)]] = True
     urgent_N[-len(entries[-1].rows_U) :] = late_N[-len(entries[-1].rows_U) :]
     arena_N = np.concatenate([setup.arena_of(entry.rows_U) for entry in entries])
-    arena_N = (arena_N + len(setup.arenas) * (2 * late_N + urgent_N)).astype(np.uint8)
+    homes = num_homes(setup)
+    home_N = np.concatenate([entry.rows_U % homes for entry in entries]) if homes > 1 else 0
+    kind_N = 2 * late_N + urgent_N + len(KINDS) * home_N
+    arena_N = (arena_N + len(setup.arenas) * kind_N).astype(np.uint8)
     return Nodes(before_N, owner_N, arena_N, tail_N)
 
 
@@ -159,7 +176,7 @@ def _quotas(setup: Setup, outlook: Outlook, entries: tuple[Indexed, ...]) -> I32
     """Samples of each worker in each batch."""
     share_W = outlook.share_W
     sizes = [len(entry.batch) for entry in entries]
-    if len(share_W):
+    if len(share_W) and (outlook.range_2W[0] != outlook.range_2W[1]).any():
         return np.array([whole(share_W, size) for size in sizes], np.int32)
     return np.array([setup.quotas(size) for size in sizes], np.int32)
 
@@ -180,7 +197,10 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
     weight = search.affinity / 255
     attract(uses.linear_SV, outlook.affinity_NW, number_N, node_L, first_S, weight)
     load_TW = np.array(
-        [np.bincount(worker_S[a:b], minlength=setup.num_workers) for a, b in pairwise(first_T)],
+        [
+            np.bincount(worker_S[a:b], minlength=setup.num_workers)
+            for a, b in itertools.pairwise(first_T)
+        ],
         np.int32,
     )
     price_TW = np.zeros(load_TW.shape, np.float32)

@@ -49,7 +49,7 @@ def sharing(search: Search) -> Dispatch:
         outlook, setup = view.state.outlook, view.state.setup
         if setup.num_workers == 1 or not len(view.window.now.batch):
             return block().choose(view)
-        if not view.window.step:
+        if not view.window.step and search.free:
             check_ranges(search, setup.num_workers)
         if due(view, search):
             outlook = choose_crew(view, search)
@@ -66,4 +66,4 @@ def sharing(search: Search) -> Dispatch:
             worker_S = min(plain, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
         return Dealing(worker_S, carried(dealt, outlook))
 
-    return Dispatch("sharing", choose, ahead=search.ahead, free=search.free)
+    return Dispatch("sharing", choose, ahead=search.ahead, timed=search.timed, free=search.free)
