@@ -209,7 +209,7 @@ def advance(state: State, plan: Plan) -> None:
 
 def _learn(state: State, plan: Plan, outlook: Outlook) -> None:
     """Keep what a dispatch means to do, and learn from what its step took."""
-    for name in ("ahead_TS", "price_TW", "share_W", "weight_PW", "range_2W"):
+    for name in ("ahead_TS", "price_TW", "share_W", "weight_PW", "range_2W", "took_1"):
         getattr(state.outlook, name)[:] = getattr(outlook, name)
     if len(outlook.share_W):
         time = step_time(traffic(plan, state.setup), state.setup.cluster)

@@ -79,6 +79,8 @@ def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> No
     if batch == 0:
         return
     _weigh(time, outlook, SMOOTHING)
+    before = float(outlook.took_1[0]) or time.total_s
+    outlook.took_1[0] = before + SMOOTHING * (time.total_s - before)
     if (outlook.range_2W[0] == outlook.range_2W[1]).all():
         return
     first_WN, late_WN = _grown(time, samples_W, batch)

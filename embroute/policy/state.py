@@ -32,6 +32,7 @@ class Outlook(NamedTuple):
     share_W: npt.NDArray[np.float32]  # of a batch's samples; empty where quotas are fixed
     weight_PW: npt.NDArray[np.float32]  # of a second in each phase, and at the shards; likewise
     range_2W: npt.NDArray[np.float32]  # least and most that shares may be
+    took_1: npt.NDArray[np.float32]  # seconds of recent steps; 0 if none is known
 
 
 @dataclass
@@ -109,6 +110,7 @@ def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
         np.zeros((needs.ahead, workers), np.float32),
         np.zeros((numbers, workers), np.uint8),
         *(_first_guess(setup, needs.free) if needs.timed else _no_guess(workers)),
+        np.zeros(1, np.float32),
     )
 
 

@@ -37,18 +37,19 @@ I64 = npt.NDArray[np.int64]
 
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 REFITS = 6  # rounds of bringing a batch to its quotas
-BETTER = 0.95  # what a change of crew must promise
-FEWEST = 2.0  # samples of every worker of a new crew; with fewer it is a smaller crew
+BETTER = 0.96  # what a change of crew must promise
+NO_LOSS = 1.01  # and one that only leaves out workers with less than a
+VESTIGE = 0.06  # part of the samples
+FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
 ROUNDING = 1e-5  # of sums of shares
-AT_FIRST = 0.9  # and before the first step: a large crew takes longer to settle
 
 
 def due(view: View, search: Search) -> bool:
-    """Whether crews are compared in this step: the first, and those after 1, 2, 4, ... windows."""
-    windows, rest = divmod(view.window.step, search.ahead + 1)
+    """Whether crews are compared: in the first step, and after 1, 2, 4, ... half windows."""
+    halves, rest = divmod(view.window.step, max(1, (search.ahead + 1) // 2))
     least_W, most_W = view.state.outlook.range_2W
     free = search.free and bool((least_W != most_W).any())
-    return free and not rest and not windows & (windows - 1)
+    return free and not rest and not halves & (halves - 1)
 
 
 def crews(setup: Setup) -> list[I64]:
@@ -91,10 +92,15 @@ def _look(dealt: Spread, setup: Setup, capacity_WA: I64) -> tuple[list[StepTime]
 
 
 def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
-    """Deal the window and correct shares, several times; what a step takes, and what was found."""
+    """Deal the window and correct shares, several times; what a step takes at best, and how."""
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
-    outlook = outlook._replace(share_W=outlook.share_W.copy(), weight_PW=outlook.weight_PW.copy())
-    found, rounds = np.inf, ROUNDS if view.window.step else 2 * ROUNDS
+    best = (np.inf, outlook)
+    outlook = outlook._replace(
+        share_W=outlook.share_W.copy(),
+        weight_PW=outlook.weight_PW.copy(),
+        took_1=np.zeros_like(outlook.took_1),
+    )
+    rounds = ROUNDS if view.window.step else 2 * ROUNDS
     for turn in range(rounds):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
         if not price_PAV.any():
@@ -106,17 +112,22 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
             refit(dealt.uses, dealt.loads, t, REFITS)
         times, told = _look(dealt, setup, capacity_WA)
         half = len(times) // 2
-        fits = bool((told.rows_TWA[half:] <= capacity_WA).all())
-        found = float(np.mean([time.total_s for time in times[half:]])) if fits else np.inf
+        outlook = _again(dealt, outlook)
+        found = float(np.mean([time.total_s for time in times[half:]]))
+        if found < best[0] and (told.rows_TWA[half:] <= capacity_WA).all():
+            copies = {name: getattr(outlook, name).copy() for name in ("share_W", "weight_PW")}
+            best = (found, outlook._replace(**copies))
         for t in range(half, len(times)):
             samples_W = dealt.loads.load_TW[t].astype(np.int64)
             balance(times[t], samples_W, outlook, room(told.rows_TWA[t], capacity_WA, samples_W))
-        kept = carried(dealt, outlook)
-        ahead_TS = kept.ahead_TS
-        outlook = outlook._replace(
-            ahead_TS=np.concatenate([_now(dealt, ahead_TS), ahead_TS[:-1]]), price_TW=kept.price_TW
-        )
-    return found, outlook
+    return best
+
+
+def _again(dealt: Spread, outlook: Outlook) -> Outlook:
+    """An outlook from which the same window is dealt again as it is dealt now."""
+    kept = carried(dealt, outlook)
+    ahead_TS = np.concatenate([_now(dealt, kept.ahead_TS), kept.ahead_TS[:-1]])
+    return outlook._replace(ahead_TS=ahead_TS, price_TW=kept.price_TW)
 
 
 def _now(dealt: Spread, ahead_TS: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -176,22 +187,33 @@ def _possible(crew: I64, search: Search, setup: Setup) -> bool:
     return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 
+def _needed(outlook: Outlook, crew: I64) -> float:
+    """What a crew must promise, of the present one's time.
+
+    A large crew takes longer to settle than is tried here, so a change must be worth something;
+    but workers that hardly get samples only make the others wait.
+    """
+    leaves = 1 - float(outlook.share_W[crew].sum())
+    return NO_LOSS if leaves < VESTIGE else BETTER
+
+
 def choose_crew(view: View, search: Search) -> Outlook:
     """The outlook of the best crew; the present one stays unless another is clearly better."""
     outlook, setup = view.state.outlook, view.state.setup
     present = np.flatnonzero(outlook.range_2W[1] > 0)
-    least, best = _try(view, _joined(outlook, present, search, setup), search)
-    if view.window.step:
-        best = outlook
-    least *= BETTER if view.window.step else AT_FIRST
-    batch = len(view.window.now.batch)
+    best = _joined(outlook, present, search, setup)
+    taken = _try(view, best, search)[0]
+    if outlook.took_1[0]:
+        taken = min(taken, float(outlook.took_1[0]))
+    batch, least = len(view.window.now.batch), 1.0
     for crew in crews(setup):
         if len(crew) == len(present) or not _possible(crew, search, setup):
             continue
         speed = (1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum()
-        if batch / speed >= least:
+        if batch / speed >= taken:
             continue  # compute alone takes longer
         found, tried = _try(view, _joined(outlook, crew, search, setup), search)
-        if found < least and tried.share_W[crew].min() >= FEWEST / batch:
-            least, best = found, tried
+        promise = found / (taken * _needed(outlook, crew))
+        if promise < least and tried.share_W[crew].min() >= FEWEST / setup.num_workers:
+            least, best = promise, tried._replace(took_1=np.full(1, found, np.float32))
     return best
