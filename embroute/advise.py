@@ -44,7 +44,10 @@ EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)", "embroute")
 STALE = ("het(10)", "het(100)")
 REORDERED = ("fae", "scars")
 TRIAL = (24, 8)  # steps of a trial, and how many of them are warm-up
-FULL = (90, 10)
+BRIEF = (32, 8)  # of a trial of a cache
+FULL = (60, 10)
+VERIFIED = 3  # choices that are simulated in full
+EQUAL = 0.01  # choices no further apart are as good: the one that decides fastest comes first
 ROUNDED = 0.02  # a smaller cache that costs no more than this is preferred
 BLOCKS = 20  # of samples whose distinct rows are counted
 DENSE_COPIES = 4  # parameters, gradients, and two of the optimizer's
@@ -66,6 +69,13 @@ class Wish:
         """Look-ups of every row in the head."""
         rows = self.source.batch.rows
         return np.bincount(rows[rows >= 0], minlength=self.setup.schema.num_rows)
+
+    @cached_property
+    def most_cached(self) -> int:
+        """Rows of a cache that the head never fills; a larger one would do the same."""
+        one_width = len(self.setup.arenas) == 1  # otherwise room is shared out by width
+        used = np.count_nonzero(self.counts_R) if one_width else self.setup.schema.num_rows
+        return int(used)
 
     def subsets(self) -> list[tuple[int, ...]]:
         """The fastest workers, of every number asked for."""
@@ -167,9 +177,8 @@ def choices(wish: Wish) -> list[Choice]:
 
 def job_of(wish: Wish, choice: Choice, span: tuple[int, int]) -> Job:
     """The simulation of a choice."""
-    setup = replace(
-        wish.setup, batch_size=choice.batch, cache=Size(float(choice.cache_rows), "rows")
-    )
+    rows = min(choice.cache_rows, wish.most_cached)
+    setup = replace(wish.setup, batch_size=choice.batch, cache=Size(float(rows), "rows"))
     steps, warmup = span
     return with_workers(Job(wish.source, setup, steps, warmup, epochs=None), choice.workers)
 
@@ -247,36 +256,58 @@ def savings(wish: Wish, found: list[Choice], tick: Tick) -> Iterator[Advice]:
         yield Advice(choice, saving * theory[key])
 
 
-def advise(wish: Wish, tick: Tick, verified: int = 3) -> list[Advice]:
+def stages(wish: Wish) -> int:
+    """How often `advise` will tick, about: trials, simulations, caches."""
+    return len(wish.policies) * len(wish.worker_counts) + VERIFIED + 5
+
+
+def advise(wish: Wish, tick: Tick) -> list[Advice]:
     """All choices, best first; the first few are simulated, the very first with a trimmed cache."""
     found = sorted(savings(wish, choices(wish), tick), key=lambda one: -one.samples_s)
     best = []
-    for advice in found[:verified]:
+    for advice in found[:VERIFIED]:
         tick(f"simulating {advice.choice.policy} on {len(advice.choice.workers)} workers")
-        best.append(replace(advice, found=_simulate(wish, advice.choice)))
+        best.append(replace(advice, found=_simulate(wish, advice.choice, FULL)))
     best.sort(key=lambda one: -one.samples_s)
-    best[0] = trimmed(wish, best[0], tick)
-    return best + found[verified:]
+    alike = [one for one in best if one.samples_s >= (1 - EQUAL) * best[0].samples_s]
+    first = min(alike, key=lambda one: one.found.decision_ms if one.found else 0.0)
+    rest = [one for one in best if one is not first]
+    return [trimmed(wish, first, tick), *rest, *found[VERIFIED:]]
 
 
-def _simulate(wish: Wish, choice: Choice) -> Outcome:
-    return measure(make_policy(choice.policy), job_of(wish, choice, FULL))
+def _simulate(wish: Wish, choice: Choice, span: tuple[int, int]) -> Outcome:
+    return measure(make_policy(choice.policy), job_of(wish, choice, span))
 
 
 def trimmed(wish: Wish, advice: Advice, tick: Tick) -> Advice:
-    """The smallest cache, halving, whose step is hardly longer."""
-    best = advice
-    while True:
-        rows = best.choice.cache_rows // 2
-        choice = replace(best.choice, cache_rows=rows)
-        tick(f"a cache of {rows:,} rows")
-        try:
-            outcome = _simulate(wish, choice)
-        except ValueError:
-            return best  # it does not hold one step
-        if outcome.step_time_s > (1 + ROUNDED) * advice.step_s:
-            return best
-        best = replace(best, choice=choice, found=outcome)
+    """The smallest cache, halving, whose step is hardly longer; found by bisection."""
+    most = min(advice.choice.cache_rows, wish.most_cached)
+    sizes = [most >> halvings for halvings in range(most.bit_length())]
+    tick(f"a cache of {most:,} rows")
+    limit_s = (1 + ROUNDED) * _simulate(wish, advice.choice, BRIEF).step_time_s
+    enough, too_small = 0, len(sizes)
+    while too_small - enough > 1:
+        middle = (enough + too_small) // 2
+        choice = replace(advice.choice, cache_rows=sizes[middle])
+        tick(f"a cache of {sizes[middle]:,} rows")
+        enough, too_small = (
+            (middle, too_small) if _fits(wish, choice, limit_s) else (enough, middle)
+        )
+    for rows in reversed(sizes[: enough + 1]):
+        choice = replace(advice.choice, cache_rows=rows)
+        tick(f"simulating a cache of {rows:,} rows")
+        outcome = _simulate(wish, choice, FULL)
+        if outcome.step_time_s <= (1 + ROUNDED) * advice.step_s:
+            return replace(advice, choice=choice, found=outcome)
+    return advice
+
+
+def _fits(wish: Wish, choice: Choice, limit_s: float) -> bool:
+    """Whether a choice keeps within a step time."""
+    try:
+        return _simulate(wish, choice, BRIEF).step_time_s <= limit_s
+    except ValueError:
+        return False  # the cache does not hold one step
 
 
 def only_fast(wish: Wish, advices: list[Advice]) -> str | None:

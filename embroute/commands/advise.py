@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from embroute.advise import (
@@ -28,6 +28,7 @@ from embroute.advise import (
     fixed_bytes,
     head,
     only_fast,
+    stages,
 )
 from embroute.cluster import PRESETS, open_cluster, write_cluster
 from embroute.commands.data import reported
@@ -70,14 +71,24 @@ def dense_bytes(model: str, source: Source, dim: str) -> float:
 
 
 @contextmanager
-def _ticking() -> Iterator[Tick]:
-    """Show what is being tried, on a terminal."""
+def _ticking() -> Iterator[Callable[[Wish], Tick]]:
+    """A bar of what is being tried, on a terminal; its length follows from the wish."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:40.40}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("reading")
-        yield lambda text: progress.update(task, description=text)
+        task = progress.add_task("reading", total=None)
+
+        def begin(wish: Wish) -> Tick:
+            progress.update(task, total=stages(wish))
+            return lambda text: progress.update(task, description=text, advance=1)
+
+        yield begin
 
 
 def _table(advices: list[Advice], setup: Setup) -> Table:
@@ -91,7 +102,7 @@ def _table(advices: list[Advice], setup: Setup) -> Table:
     )
     out.add_column("policy", no_wrap=True, min_width=8)
     headings = ("n", "batch", "cache\nrows", "pred\nms", "sim\nms", "samples\n/s")
-    for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB"):
+    for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB", "decide\nms"):
         out.add_column(heading, justify="right", no_wrap=True)
     for advice in advices:
         choice, found = advice.choice, advice.found
@@ -106,6 +117,7 @@ def _table(advices: list[Advice], setup: Setup) -> Table:
             scaled(advice.samples_s),
             *([f"{size:.3g}" for size in _megabytes(found)] if found else ["-", "-"]),
             f"{worker_bytes(setup, choice) / 1e6:.3g}",
+            f"{found.decision_ms:.2g}" if found else "-",
         )
     return out
 
@@ -135,6 +147,12 @@ def _reasons(wish: Wish, advices: list[Advice]) -> Iterator[str]:
             f"{first.choice.policy} trains {f'{more:.0%} more' if more > 0.005 else 'as many'} "
             f"samples/s {'than' if more > 0.005 else 'as'} {rival.choice.policy} on "
             f"{len(rival.choice.workers)} workers with a cache of {rival.choice.cache_rows:,} rows"
+        )
+    deciding_s = first.found.decision_ms / 1e3 if first.found else 0.0
+    if deciding_s > first.step_s:
+        yield (
+            f"a decision of {first.choice.policy} took {1e3 * deciding_s:.3g} ms here, longer than "
+            "the step: on such a machine deciding sets the pace, unless a faster policy is chosen"
         )
     left_out = only_fast(wish, advices)
     if left_out:
@@ -270,9 +288,9 @@ def advise_command(data_options: DataOptions, /, **given: object) -> None:
     with reported() as progress:
         source = open_source(asked.data, data_options, progress)
     tell_compiling()
-    with _ticking() as tick:
+    with _ticking() as begin:
         wish = asked.wish(source)
-        advices = advise(wish, tick)
+        advices = advise(wish, begin(wish))
     console = Console()
     console.print(_table(advices[:SHOWN], wish.setup))
     for reason in _reasons(wish, advices):
