@@ -69,6 +69,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(folder, "esd(1)", 1200, 200_000) if FULL else trained(folder, "esd(1)", 20)
 
 
+@pytest.fixture(scope="module")
+def traded(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    data = "criteo-kaggle" if FULL else "online-retail"
+    options = ("--data", data, "--report-caches", "none", "--tradeoffs", *SHORT[:2])
+    short = () if FULL else SHORT[2:6]
+    return compared(tmp_path_factory.mktemp("tradeoffs"), *options, *short)
+
+
 def scheme(browser: Browser, preferred: str) -> None:
     wanted = {"features": [{"name": "prefers-color-scheme", "value": preferred}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
@@ -200,6 +208,21 @@ def test_files_can_be_downloaded(browser: Browser, made: Made) -> None:
     fetched = browser.execute_async_script(script)
     fetched.pop("report")
     assert fetched == made[1]
+
+
+def test_tradeoffs_stand_beside_the_papers(browser: Browser, traded: Made) -> None:
+    load(browser, traded[0])
+    assert faults(browser) == []
+    tables = browser.find_elements(By.CSS_SELECTOR, "table.prose")
+    assert len(tables) == 4
+    text = "\n".join(table.text for table in tables)
+    for figure in ("59 % fewer", "79.62 (100)", "20.68x", "36.76 % lower"):
+        assert figure in text
+    widths = [table.size["width"] for table in tables]
+    page = browser.execute_script("return document.documentElement.clientWidth")
+    assert max(widths) < page
+    for i, name in enumerate(("cache", "staleness", "bandwidth", "ratio")):
+        picture(browser, f"tradeoff-{name}.png", f"section:nth-of-type({4 + i})")
 
 
 def against(browser: Browser, name: str) -> list[float]:

@@ -51,7 +51,7 @@ def test_the_file_is_small_and_needs_no_network(made: Made) -> None:
 
 def test_the_embedded_json_is_that_of_compare(made: Made) -> None:
     embedded = json.loads(files_of(made[0])["comparison.json"])
-    assert set(embedded.pop("report")) == {"network", "details", "sweep"}
+    assert set(embedded.pop("report")) == {"network", "details", "sweep", "tradeoffs"}
     assert embedded == made[1]
 
 

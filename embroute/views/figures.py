@@ -35,6 +35,7 @@ class Axes:
     y: str = ""
     height: int = 320
     factors: tuple[str, ...] | None = None  # of the vertical axis, from the top
+    log_x: bool = False
 
 
 def plot(axes: Axes) -> figure:
@@ -46,6 +47,7 @@ def plot(axes: Axes) -> figure:
         sizing_mode="stretch_width",
         tools="",
         toolbar_location=None,
+        x_axis_type="log" if axes.log_x else "auto",
         x_axis_label=axes.x,
         y_axis_label=axes.y or None,
         background_fill_color=None,
