@@ -71,10 +71,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def traded(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    data = "criteo-kaggle" if FULL else "online-retail"
-    options = ("--data", data, "--report-caches", "none", "--tradeoffs", *SHORT[:2])
-    short = () if FULL else SHORT[2:6]
-    return compared(tmp_path_factory.mktemp("tradeoffs"), *options, *short)
+    whole = ("--data", "criteo-kaggle", "--dim", "512")
+    options = ("--policies", "vanilla", "--report-caches", "none", "--tradeoffs")
+    few = whole if FULL else ("--steps", "60", "--batch", "16")
+    return compared(tmp_path_factory.mktemp("tradeoffs"), *options, *few)
 
 
 def scheme(browser: Browser, preferred: str) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -20,7 +21,7 @@ from embroute.views.papers import BOUNDS, CACHES, CLAIMS, EQUAL_GBIT, POLICIES, 
 from embroute.views.tradeoffs import PANELS, curves, tradeoff_sections
 from tests.pages import MOST_BYTES, block, compared
 
-SHORT: tuple[str, ...] = ("--policies", "vanilla", "--steps", "14", "--warmup", "4")
+SHORT: tuple[str, ...] = ("--policies", "vanilla", "--steps", "60", "--batch", "16")
 SHORT += ("--report-caches", "none", "--tradeoffs")
 Points = list[dict[str, Any]]
 
@@ -80,7 +81,9 @@ def test_curves_are_shares_of_the_base() -> None:
     assert drawn == {"vanilla": ([4], [100]), "herald": ([4], [25])}
     [section] = tradeoff_sections(points)
     assert section.sheet is not None
-    assert next(row[3] for row in section.sheet.rows) == "not measured, 75 % less than vanilla"
+    assert next(row[3] for row in section.sheet.rows) == (
+        "rows, cache 10 %: not measured; rows, cache 4 %: herald 75 % less than vanilla"
+    )
 
 
 def test_links_vary_and_the_rest_stays() -> None:
@@ -93,6 +96,8 @@ def test_links_vary_and_the_rest_stays() -> None:
     equal = next(case for case in cases if case.panel == "bandwidth" and case.x == 100)
     assert equal.job.setup.cluster.hosts == star([100.0] * 8, 100.0).hosts
     assert equal.job.setup.optimizer == "adam"
+    occurring = len(np.unique(np.concatenate([batch.rows for batch in job.batches()])))
+    assert equal.job.setup.capacity_WA[0].sum() == occurring // 10
 
 
 def test_panels_need_a_report() -> None:
