@@ -93,7 +93,8 @@ def first_choice(wish: Wish, key: str, log: Log) -> Choice:
         told: list[str] = []
         line = log.add(key, asdict(advise(wish, told.append)[0].choice))
     values = {name: line[name] for name in Choice.__dataclass_fields__}
-    return Choice(**values | {"workers": tuple(line["workers"])})  # type: ignore
+    values["workers"] = tuple(line["workers"])  # type: ignore[arg-type]
+    return Choice(**values)  # type: ignore[arg-type]
 
 
 def per_sample_us(wish: Wish, choice: Choice, key: str, log: Log) -> float:
@@ -140,20 +141,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Traces whose name contains this.")
     with opened_traces(parser) as (args, sources):
         log = Log(args.log)
-        made = {f"synthetic {name}": open_source(name) for name in PRESETS}
-        sources |= made
+        sources |= {f"synthetic {name}": open_source(name) for name in PRESETS}
         cases = [
             (trace, network, ask)
             for ask in ASKS
             for trace in sources
-            if args.only in trace and (trace not in made or not ask.scarce)
+            if args.only in trace
             for network in NETWORKS
         ]
         rows = [row_of(case, sources[case[0]], log) for case in cases]
     note = (
         f"The adviser's first choice, trimmed cache and all, beside the best of all choices it may "
-        f"make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, {BATCHES} "
-        f"samples a worker with all at work), each simulated for {SPAN[0]} steps of which "
+        f"make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, "
+        f"{' or '.join(map(str, BATCHES))} samples a worker with all at work), each simulated for {SPAN[0]} steps of which "
         f"{SPAN[1]} are warm-up. Batches differ, so what is compared is step time over samples, "
         f"which is what the adviser makes small. It looks at {FULL[0]} steps of three choices. "
         "`default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, 8 GB). `rows`: dim "
