@@ -150,10 +150,11 @@ def main() -> None:
             for network in NETWORKS
         ]
         rows = [row_of(case, sources[case[0]], log) for case in cases]
+    batches = " or ".join(map(str, BATCHES))
     note = (
-        f"The adviser's first choice, trimmed cache and all, beside the best of all choices it may "
-        f"make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, "
-        f"{' or '.join(map(str, BATCHES))} samples a worker with all at work), each simulated for {SPAN[0]} steps of which "
+        "The adviser's first choice, trimmed cache and all, beside the best of all choices it may "
+        "make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, as many samples a "
+        f"step as {batches} on each of eight), each simulated for {SPAN[0]} steps of which "
         f"{SPAN[1]} are warm-up. Batches differ, so what is compared is step time over samples, "
         f"which is what the adviser makes small. It looks at {FULL[0]} steps of three choices. "
         "`default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, 8 GB). `rows`: dim "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -225,14 +225,9 @@ def write_run(path: Path, choice: Choice, asked: Asked) -> None:
     if len(choice.workers) < cluster.num_workers:
         network = str(path.with_suffix(".network.yaml"))
         write_cluster(cluster.only(choice.workers), Path(network))
-    options = {
-        entry.name: getattr(asked.data_options, entry.name)
-        for entry in fields(DataOptions)
-        if getattr(asked.data_options, entry.name) != entry.default
-    }
     run = RunFile(
         data=asked.data,
-        data_options=options,
+        data_options=asked.data_options.changed(),
         model=asked.model,
         dim=asked.dim,
         policy=choice.policy,
