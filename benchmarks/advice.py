@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.record import markdown, record
+from benchmarks.record import commit, markdown, record
 from benchmarks.sanity import opened_traces
 from embroute.advise import FULL, Choice, Wish, advise, choices, job_of, least_memory
 from embroute.commands.advise import Asked
@@ -80,10 +80,14 @@ class Log:
 
     def add(self, key: str, line: Line) -> Line:
         """Write a line down."""
-        self.known[key] = {"key": key, **line}
+        self.known[key] = {"key": key, "commit": commit(), **line}
         with self.path.open("a") as file:
             file.write(json.dumps(self.known[key]) + "\n")
         return self.known[key]
+
+    def commits(self) -> str:
+        """What was measured."""
+        return ", ".join(sorted({str(line["commit"]) for line in self.known.values()}))
 
 
 def first_choice(wish: Wish, key: str, log: Log) -> Choice:
@@ -158,7 +162,8 @@ def main() -> None:
         f"{SPAN[1]} are warm-up. Batches differ, so what is compared is step time over samples, "
         f"which is what the adviser makes small. It looks at {FULL[0]} steps of three choices. "
         "`default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, 8 GB). `rows`: dim "
-        "256, 0.005 ms a sample, memory for caches of a tenth of the rows."
+        "256, 0.005 ms a sample, memory for caches of a tenth of the rows. "
+        f"Simulated at commit {log.commits()}."
     )
     headings = ["trace, network, asked", "choices", "first choice", "best of all"]
     headings += ["first, us a sample", "best, us a sample", "first / best"]

@@ -48,7 +48,8 @@ BRIEF = (32, 8)  # of a trial of a cache
 FULL = (60, 10)
 VERIFIED = 3  # choices that are simulated in full
 EQUAL = 0.01  # choices no further apart are as good: the one that decides fastest comes first
-ROUNDED = 0.02  # a smaller cache that costs no more than this is preferred
+ROUNDED = 0.02  # a smaller cache that lengthens the step by no more than this is preferred
+MORE_BYTES = 0.1  # nor moves so many more bytes of rows, be they hidden behind compute
 BLOCKS = 20  # of samples whose distinct rows are counted
 DENSE_COPIES = 4  # parameters, gradients, and two of the optimizer's
 
@@ -284,30 +285,32 @@ def trimmed(wish: Wish, advice: Advice, tick: Tick) -> Advice:
     most = min(advice.choice.cache_rows, wish.most_cached)
     sizes = [most >> halvings for halvings in range(most.bit_length())]
     tick(f"a cache of {most:,} rows")
-    limit_s = (1 + ROUNDED) * _simulate(wish, advice.choice, BRIEF).step_time_s
+    whole = _simulate(wish, advice.choice, BRIEF)
     enough, too_small = 0, len(sizes)
     while too_small - enough > 1:
         middle = (enough + too_small) // 2
         choice = replace(advice.choice, cache_rows=sizes[middle])
         tick(f"a cache of {sizes[middle]:,} rows")
-        enough, too_small = (
-            (middle, too_small) if _fits(wish, choice, limit_s) else (enough, middle)
-        )
+        fits = _as_good(wish, choice, BRIEF, whole) is not None
+        enough, too_small = (middle, too_small) if fits else (enough, middle)
     for rows in reversed(sizes[: enough + 1]):
         choice = replace(advice.choice, cache_rows=rows)
         tick(f"simulating a cache of {rows:,} rows")
-        outcome = _simulate(wish, choice, FULL)
-        if outcome.step_time_s <= (1 + ROUNDED) * advice.step_s:
+        outcome = _as_good(wish, choice, FULL, advice.found or whole)
+        if outcome is not None:
             return replace(advice, choice=choice, found=outcome)
     return advice
 
 
-def _fits(wish: Wish, choice: Choice, limit_s: float) -> bool:
-    """Whether a choice keeps within a step time."""
+def _as_good(wish: Wish, choice: Choice, span: tuple[int, int], whole: Outcome) -> Outcome | None:
+    """What a choice comes to, if it is hardly worse than another in step time and in bytes."""
     try:
-        return _simulate(wish, choice, BRIEF).step_time_s <= limit_s
+        found = _simulate(wish, choice, span)
     except ValueError:
-        return False  # the cache does not hold one step
+        return None  # the cache does not hold one step
+    moved, before = found.traffic.bytes_WKIP.sum(), whole.traffic.bytes_WKIP.sum()
+    good = found.step_time_s <= (1 + ROUNDED) * whole.step_time_s
+    return found if good and moved <= (1 + MORE_BYTES) * before else None
 
 
 def only_fast(wish: Wish, advices: list[Advice]) -> str | None:

@@ -97,7 +97,7 @@ def _table(advices: list[Advice], setup: Setup) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
-        caption="n: workers; pred, sim: predicted and simulated step; MB of a step and of a worker",
+        caption="n: workers; pred, sim: step predicted, simulated; MB of a step, of a worker",
         caption_justify="left",
     )
     out.add_column("policy", no_wrap=True, min_width=8)
@@ -116,8 +116,8 @@ def _table(advices: list[Advice], setup: Setup) -> Table:
             f"{1e3 * found.step_time_s:.3g}" if found else "-",
             scaled(advice.samples_s),
             *([f"{size:.3g}" for size in _megabytes(found)] if found else ["-", "-"]),
-            f"{worker_bytes(setup, choice) / 1e6:.3g}",
-            f"{found.decision_ms:.2g}" if found else "-",
+            scaled(worker_bytes(setup, choice) / 1e6),
+            scaled(found.decision_ms) if found else "-",
         )
     return out
 
