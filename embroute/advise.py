@@ -34,7 +34,7 @@ from embroute.kernels.codes import (
 )
 from embroute.policy.catalog import make_policy
 from embroute.policy.setup import Setup
-from embroute.simulate import Job, Outcome, measure, with_workers
+from embroute.simulate import Job, Outcome, begin, measure, with_workers
 from embroute.theory import expected
 
 I64 = npt.NDArray[np.int64]
@@ -311,6 +311,12 @@ def _as_good(wish: Wish, choice: Choice, span: tuple[int, int], whole: Outcome) 
     moved, before = found.traffic.bytes_WKIP.sum(), whole.traffic.bytes_WKIP.sum()
     good = found.step_time_s <= (1 + ROUNDED) * whole.step_time_s
     return found if good and moved <= (1 + MORE_BYTES) * before else None
+
+
+def hot_rows(wish: Wish, choice: Choice) -> int:
+    """Rows that the policy keeps on every worker; none where it has no hot set."""
+    policy = make_policy(choice.policy)
+    return len(begin(policy, job_of(wish, choice, FULL)).hot_rows) if policy.regroup else 0
 
 
 def only_fast(wish: Wish, advices: list[Advice]) -> str | None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from embroute.advise import (
+    EQUAL,
     EXACT,
     FULL,
     REORDERED,
@@ -27,6 +28,7 @@ from embroute.advise import (
     cluster_with,
     fixed_bytes,
     head,
+    hot_rows,
     only_fast,
     stages,
 )
@@ -137,17 +139,28 @@ def worker_bytes(setup: Setup, choice: Choice) -> float:
     return cache + fixed_bytes(setup, choice.batch // len(choice.workers))
 
 
+def against(first: Advice, rival: Advice) -> str:
+    """How the first one compares to the next: by speed, or where that is alike by deciding."""
+    more = first.samples_s / rival.samples_s - 1
+    whom = (
+        f"{rival.choice.policy} on {len(rival.choice.workers)} workers with a cache of "
+        f"{rival.choice.cache_rows:,} rows"
+    )
+    if more > EQUAL or not first.found or not rival.found:
+        return f"{first.choice.policy} trains {more:.0%} more samples/s than {whom}"
+    own, other = (one.decision_ms for one in (first.found, rival.found))
+    faster = f", and decides in {own:.2g} ms, not {other:.2g}" if own < 0.9 * other else ""
+    return f"{first.choice.policy} trains as many samples/s as {whom}{faster}"
+
+
 def _reasons(wish: Wish, advices: list[Advice]) -> Iterator[str]:
     """Why the first one wins, and what it leaves out."""
     first, rest = advices[0], [one for one in advices[1:] if one.found]
     if rest:
-        rival = rest[0]
-        more = first.samples_s / rival.samples_s - 1
-        yield (
-            f"{first.choice.policy} trains {f'{more:.0%} more' if more > 0.005 else 'as many'} "
-            f"samples/s {'than' if more > 0.005 else 'as'} {rival.choice.policy} on "
-            f"{len(rival.choice.workers)} workers with a cache of {rival.choice.cache_rows:,} rows"
-        )
+        yield against(first, rest[0])
+    hot = hot_rows(wish, first.choice)
+    if hot:
+        yield f"the hot set, which {first.choice.policy} keeps on every worker, is {hot:,} rows"
     deciding_s = first.found.decision_ms / 1e3 if first.found else 0.0
     if deciding_s > first.step_s:
         yield (
