@@ -40,6 +40,7 @@ from embroute.theory import expected
 I64 = npt.NDArray[np.int64]
 
 YARDSTICK = "vanilla"
+# From plain ones, which decide in no time, to those that search.
 EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)", "embroute")
 STALE = ("het(10)", "het(100)")
 REORDERED = ("fae", "scars")
@@ -47,7 +48,7 @@ TRIAL = (24, 8)  # steps of a trial, and how many of them are warm-up
 BRIEF = (32, 8)  # of a trial of a cache
 FULL = (60, 10)
 VERIFIED = 3  # choices that are simulated in full
-EQUAL = 0.01  # choices no further apart are as good: the one that decides fastest comes first
+EQUAL = 0.01  # choices no further apart are as good: the one with the plainest policy comes first
 ROUNDED = 0.02  # a smaller cache that lengthens the step by no more than this is preferred
 MORE_BYTES = 0.1  # nor moves so many more bytes of rows, be they hidden behind compute
 BLOCKS = 20  # of samples whose distinct rows are counted
@@ -271,7 +272,7 @@ def advise(wish: Wish, tick: Tick) -> list[Advice]:
         best.append(replace(advice, found=_simulate(wish, advice.choice, FULL)))
     best.sort(key=lambda one: -one.samples_s)
     alike = [one for one in best if one.samples_s >= (1 - EQUAL) * best[0].samples_s]
-    first = min(alike, key=lambda one: one.found.decision_ms if one.found else 0.0)
+    first = min(alike, key=lambda one: wish.policies.index(one.choice.policy))
     rest = [one for one in best if one is not first]
     return [trimmed(wish, first, tick), *rest, *found[VERIFIED:]]
 
