@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.record import markdown, record
@@ -53,6 +55,17 @@ def traces(folder: Path, scratch: Path) -> dict[str, Source]:
     }
 
 
+@contextmanager
+def opened_traces(
+    parser: argparse.ArgumentParser,
+) -> Iterator[tuple[argparse.Namespace, dict[str, Source]]]:
+    """A benchmark's arguments, --data among them, and the three traces while it runs."""
+    parser.add_argument("--data", type=Path, required=True, help="Folder of the three traces.")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        yield args, traces(args.data, Path(scratch))
+
+
 def rows_of(name: str, source: Source) -> list[list[str]]:
     job = Job(source, Setup(source.schema, open_cluster("edge-8")))
     base = measure_named(BASE, job).transmission_cost_s
@@ -66,11 +79,8 @@ def rows_of(name: str, source: Source) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    folder = parser.parse_args().data
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = [r for n, s in traces(folder, Path(scratch)).items() for r in rows_of(n, s)]
+    with opened_traces(argparse.ArgumentParser(description=__doc__)) as (_, sources):
+        rows = [row for name, source in sources.items() for row in rows_of(name, source)]
     note = (
         f"Transmission cost over that of `{BASE}`: edge-8, 8 workers x 128 samples, caches of 10 % "
         "of the rows, 90 steps of which 10 warm-up, drain difference counted. Where the optimum is "

@@ -34,18 +34,23 @@ from embroute.kernels.codes import (
 )
 from embroute.policy.catalog import make_policy
 from embroute.policy.setup import Setup
-from embroute.simulate import Job, Outcome, measure, with_workers
+from embroute.simulate import Job, Outcome, begin, measure, with_workers
 from embroute.theory import expected
 
 I64 = npt.NDArray[np.int64]
 
 YARDSTICK = "vanilla"
+# From plain ones, which decide in no time, to those that search.
 EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)", "embroute")
 STALE = ("het(10)", "het(100)")
 REORDERED = ("fae", "scars")
 TRIAL = (24, 8)  # steps of a trial, and how many of them are warm-up
-FULL = (90, 10)
-ROUNDED = 0.02  # a smaller cache that costs no more than this is preferred
+BRIEF = (32, 8)  # of a trial of a cache
+FULL = (60, 10)
+VERIFIED = 3  # choices that are simulated in full
+EQUAL = 0.01  # choices no further apart are as good: the one with the plainest policy comes first
+ROUNDED = 0.02  # a smaller cache that lengthens the step by no more than this is preferred
+MORE_BYTES = 0.1  # nor moves so many more bytes of rows, be they hidden behind compute
 BLOCKS = 20  # of samples whose distinct rows are counted
 DENSE_COPIES = 4  # parameters, gradients, and two of the optimizer's
 
@@ -66,6 +71,13 @@ class Wish:
         """Look-ups of every row in the head."""
         rows = self.source.batch.rows
         return np.bincount(rows[rows >= 0], minlength=self.setup.schema.num_rows)
+
+    @cached_property
+    def most_cached(self) -> int:
+        """Rows of a cache that the head never fills; a larger one would do the same."""
+        one_width = len(self.setup.arenas) == 1  # otherwise room is shared out by width
+        used = np.count_nonzero(self.counts_R) if one_width else self.setup.schema.num_rows
+        return int(used)
 
     def subsets(self) -> list[tuple[int, ...]]:
         """The fastest workers, of every number asked for."""
@@ -167,9 +179,8 @@ def choices(wish: Wish) -> list[Choice]:
 
 def job_of(wish: Wish, choice: Choice, span: tuple[int, int]) -> Job:
     """The simulation of a choice."""
-    setup = replace(
-        wish.setup, batch_size=choice.batch, cache=Size(float(choice.cache_rows), "rows")
-    )
+    rows = min(choice.cache_rows, wish.most_cached)
+    setup = replace(wish.setup, batch_size=choice.batch, cache=Size(float(rows), "rows"))
     steps, warmup = span
     return with_workers(Job(wish.source, setup, steps, warmup, epochs=None), choice.workers)
 
@@ -247,36 +258,66 @@ def savings(wish: Wish, found: list[Choice], tick: Tick) -> Iterator[Advice]:
         yield Advice(choice, saving * theory[key])
 
 
-def advise(wish: Wish, tick: Tick, verified: int = 3) -> list[Advice]:
+def stages(wish: Wish) -> int:
+    """How often `advise` will tick, about: trials, simulations, caches."""
+    return len(wish.policies) * len(wish.worker_counts) + VERIFIED + 5
+
+
+def advise(wish: Wish, tick: Tick) -> list[Advice]:
     """All choices, best first; the first few are simulated, the very first with a trimmed cache."""
     found = sorted(savings(wish, choices(wish), tick), key=lambda one: -one.samples_s)
     best = []
-    for advice in found[:verified]:
+    for advice in found[:VERIFIED]:
         tick(f"simulating {advice.choice.policy} on {len(advice.choice.workers)} workers")
-        best.append(replace(advice, found=_simulate(wish, advice.choice)))
+        best.append(replace(advice, found=_simulate(wish, advice.choice, FULL)))
     best.sort(key=lambda one: -one.samples_s)
-    best[0] = trimmed(wish, best[0], tick)
-    return best + found[verified:]
+    alike = [one for one in best if one.samples_s >= (1 - EQUAL) * best[0].samples_s]
+    first = min(alike, key=lambda one: wish.policies.index(one.choice.policy))
+    rest = [one for one in best if one is not first]
+    return [trimmed(wish, first, tick), *rest, *found[VERIFIED:]]
 
 
-def _simulate(wish: Wish, choice: Choice) -> Outcome:
-    return measure(make_policy(choice.policy), job_of(wish, choice, FULL))
+def _simulate(wish: Wish, choice: Choice, span: tuple[int, int]) -> Outcome:
+    return measure(make_policy(choice.policy), job_of(wish, choice, span))
 
 
 def trimmed(wish: Wish, advice: Advice, tick: Tick) -> Advice:
-    """The smallest cache, halving, whose step is hardly longer."""
-    best = advice
-    while True:
-        rows = best.choice.cache_rows // 2
-        choice = replace(best.choice, cache_rows=rows)
-        tick(f"a cache of {rows:,} rows")
-        try:
-            outcome = _simulate(wish, choice)
-        except ValueError:
-            return best  # it does not hold one step
-        if outcome.step_time_s > (1 + ROUNDED) * advice.step_s:
-            return best
-        best = replace(best, choice=choice, found=outcome)
+    """The smallest cache, halving, whose step is hardly longer; found by bisection."""
+    most = min(advice.choice.cache_rows, wish.most_cached)
+    sizes = [most >> halvings for halvings in range(most.bit_length())]
+    tick(f"a cache of {most:,} rows")
+    whole = _simulate(wish, advice.choice, BRIEF)
+    enough, too_small = 0, len(sizes)
+    while too_small - enough > 1:
+        middle = (enough + too_small) // 2
+        choice = replace(advice.choice, cache_rows=sizes[middle])
+        tick(f"a cache of {sizes[middle]:,} rows")
+        fits = _as_good(wish, choice, BRIEF, whole) is not None
+        enough, too_small = (middle, too_small) if fits else (enough, middle)
+    for rows in reversed(sizes[: enough + 1]):
+        choice = replace(advice.choice, cache_rows=rows)
+        tick(f"simulating a cache of {rows:,} rows")
+        outcome = _as_good(wish, choice, FULL, advice.found or whole)
+        if outcome is not None:
+            return replace(advice, choice=choice, found=outcome)
+    return advice
+
+
+def _as_good(wish: Wish, choice: Choice, span: tuple[int, int], whole: Outcome) -> Outcome | None:
+    """What a choice comes to, if it is hardly worse than another in step time and in bytes."""
+    try:
+        found = _simulate(wish, choice, span)
+    except ValueError:
+        return None  # the cache does not hold one step
+    moved, before = found.traffic.bytes_WKIP.sum(), whole.traffic.bytes_WKIP.sum()
+    good = found.step_time_s <= (1 + ROUNDED) * whole.step_time_s
+    return found if good and moved <= (1 + MORE_BYTES) * before else None
+
+
+def hot_rows(wish: Wish, choice: Choice) -> int:
+    """Rows that the policy keeps on every worker; none where it has no hot set."""
+    policy = make_policy(choice.policy)
+    return len(begin(policy, job_of(wish, choice, FULL)).hot_rows) if policy.regroup else 0
 
 
 def only_fast(wish: Wish, advices: list[Advice]) -> str | None:

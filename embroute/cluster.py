@@ -82,7 +82,7 @@ class Cluster:
         return replace(self, workers=tuple(self.workers[w] for w in workers))
 
 
-def _star(speeds_gbit: Sequence[float], shard_gbit: float) -> Cluster:
+def star(speeds_gbit: Sequence[float], shard_gbit: float) -> Cluster:
     """One host per worker around one host with the shard and the coordinator."""
     hosts = [Host("shard", shard_gbit * GIGABIT, shard_gbit * GIGABIT)]
     hosts += [Host(f"w{i}", g * GIGABIT, g * GIGABIT) for i, g in enumerate(speeds_gbit)]
@@ -91,12 +91,12 @@ def _star(speeds_gbit: Sequence[float], shard_gbit: float) -> Cluster:
 
 def edge(n: int) -> Cluster:
     """Half of the workers at 5 Gbit/s, half at 0.5, the shard host at 10."""
-    return _star([5.0] * (n - n // 2) + [0.5] * (n // 2), 10.0)
+    return star([5.0] * (n - n // 2) + [0.5] * (n // 2), 10.0)
 
 
 def datacenter(n: int) -> Cluster:
     """Workers at 100 Gbit/s each, the shard host too."""
-    return _star([100.0] * n, 100.0)
+    return star([100.0] * n, 100.0)
 
 
 def uneven(n: int) -> Cluster:

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from embroute.cli import cli
 from embroute.commands.report import write_report
 from embroute.runtime.local import run_local
-from embroute.train.rank import train_rank
+from embroute.runtime.seat import Seat
+from embroute.train.rank import train_rank, write_record
 from embroute.train.run_file import RunFile
 
 MOST_BYTES = 5_000_000
@@ -43,7 +44,11 @@ def trained(folder: Path, policy: str, steps: int = 40, limit: int = 4000) -> Pa
         out=str(folder),
     )
     folder.mkdir()
-    run_local(2, 1, lambda seat: train_rank(run, seat, folder, threading.Event()))
+
+    def rank(seat: Seat) -> None:
+        write_record(folder, seat.name, train_rank(run, seat, folder, threading.Event()))
+
+    run_local(2, 1, rank)
     write_report(folder / "report.html", [folder])
     return folder
 

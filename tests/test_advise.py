@@ -17,14 +17,16 @@ from embroute.advise import (
     choices,
     cluster_with,
     head,
+    hot_rows,
     job_of,
     least_memory,
     only_fast,
     predict_vanilla,
+    trimmed,
 )
 from embroute.cli import cli
 from embroute.cluster import open_cluster, read_cluster, write_cluster
-from embroute.commands.advise import worker_counts
+from embroute.commands.advise import against, worker_counts
 from embroute.data.open import DataOptions, open_source
 from embroute.policy.catalog import make_policy
 from embroute.policy.setup import Setup
@@ -99,6 +101,34 @@ def test_leaving_workers_out_is_told_with_its_figure(advices: list[Advice]) -> N
     told = only_fast(given, [*few, *many])
     assert told is not None
     assert told.startswith("2 of 4 workers are left out")
+
+
+def test_why_the_first_one_wins(advices: list[Advice]) -> None:
+    first, rival = advices[:2]
+    slow = replace(rival, predicted_s=2 * first.step_s, found=None)
+    assert "more samples/s than" in against(first, slow)
+    assert first.found is not None
+    alike = replace(first, found=replace(first.found, decision_ms=10 * first.found.decision_ms))
+    assert "trains as many samples/s as" in against(first, alike)
+    assert "and decides in" in against(first, alike)
+    assert "decides" not in against(alike, first)
+
+
+def test_the_hot_set_is_told() -> None:
+    given = wish()
+    assert hot_rows(given, Choice("esd(1)", (0, 1, 2, 3), 512, 4000)) == 0
+    assert 0 < hot_rows(given, Choice("fae", (0, 1, 2, 3), 512, 4000)) <= 4000
+
+
+def test_a_cache_that_moves_more_is_not_enough() -> None:
+    """With compute to hide behind, the step alone would allow the least cache that works."""
+    given = wish("dc-4", dim=16, compute_ms=1.0)
+    choice = Choice("esd(1)", (0, 1, 2, 3), 512, 8000)
+    whole = measure(make_policy("esd(1)"), job_of(given, choice, FULL))
+    found = trimmed(given, Advice(choice, 1.0, whole), quiet).found
+    assert found is not None
+    assert found.traffic.bytes_WKIP.sum() <= 1.1 * whole.traffic.bytes_WKIP.sum()
+    assert found.step_time_s <= 1.02 * whole.step_time_s
 
 
 def test_numbers_of_workers() -> None:

@@ -6,6 +6,7 @@ The screenshots in docs/images are made here: EMBROUTE_SCREENSHOTS=1 pytest test
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
@@ -67,6 +69,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "esd"
     return trained(folder, "esd(1)", 1200, 200_000) if FULL else trained(folder, "esd(1)", 20)
+
+
+@pytest.fixture(scope="module")
+def traded(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    whole = ("--data", "criteo-kaggle", "--dim", "512")
+    options = ("--policies", "vanilla", "--report-caches", "none", "--tradeoffs")
+    few = whole if FULL else ("--steps", "60", "--batch", "16")
+    return compared(tmp_path_factory.mktemp("tradeoffs"), *options, *few)
 
 
 def scheme(browser: Browser, preferred: str) -> None:
@@ -202,6 +212,21 @@ def test_files_can_be_downloaded(browser: Browser, made: Made) -> None:
     assert fetched == made[1]
 
 
+def test_tradeoffs_stand_beside_the_papers(browser: Browser, traded: Made) -> None:
+    load(browser, traded[0])
+    assert faults(browser) == []
+    tables = browser.find_elements(By.CSS_SELECTOR, "table.prose")
+    assert len(tables) == 4
+    text = "\n".join(table.text for table in tables)
+    for figure in ("59 % fewer", "79.62 (100)", "20.68x", "36.76 % lower"):
+        assert figure in text
+    widths = [table.size["width"] for table in tables]
+    page = browser.execute_script("return document.documentElement.clientWidth")
+    assert max(widths) < page
+    for i, name in enumerate(("cache", "staleness", "bandwidth", "ratio")):
+        picture(browser, f"tradeoff-{name}.png", f"section:nth-of-type({4 + i})")
+
+
 def against(browser: Browser, name: str) -> list[float]:
     Select(browser.find_element(By.ID, "against")).select_by_visible_text(name)
     return column(browser, "loss-0", "x")
@@ -219,3 +244,72 @@ def test_a_run(browser: Browser, run: Path) -> None:
     assert faults(browser) == []
     picture(browser, "train-quality.png", "section:nth-of-type(2)")
     picture(browser, "train-traffic.png", "section:nth-of-type(3)")
+
+
+TIP = """
+    const found = [];
+    const walk = (node) => {
+        if (node.classList && node.classList.contains("bk-Tooltip")) found.push(node);
+        if (node.shadowRoot) walk(node.shadowRoot);
+        for (const child of node.children || []) walk(child);
+    };
+    walk(document.body);
+    const tip = found.find((node) => node.getBoundingClientRect().width > 0);
+    if (!tip) return null;
+    const parts = [...tip.shadowRoot.querySelectorAll(".tip > span")];
+    const ground = getComputedStyle(tip).backgroundColor;
+    return {text: parts.map((part) => part.textContent.trim()).join(" "), ground,
+            inks: parts.map((part) => getComputedStyle(part).color)};
+"""
+
+
+def hover(browser: Browser, figure: str) -> dict[str, Any]:
+    """Move the mouse over a figure until values appear."""
+    element = browser.find_element(By.ID, figure)
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    width, height = element.size["width"], element.size["height"]
+    for down in range(-height // 2 + 60, height // 2 - 60, 9):
+        ActionChains(browser, 1).move_to_element_with_offset(
+            element, -width // 2 + 120, down
+        ).move_by_offset(15, 1).perform()
+        tip = browser.execute_script(TIP)
+        if tip is not None:
+            return dict(tip)
+    pytest.fail(f"no values over {figure}")
+
+
+def brightness(color: str) -> float:
+    """Relative luminance (WCAG 2) of a colour as the browser tells it."""
+    channels = [float(part) / 255 for part in re.findall(r"[\d.]+", color)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("preferred", ["light", "dark"])
+def test_values_under_the_mouse_are_legible(browser: Browser, made: Made, preferred: str) -> None:
+    load(browser, made[0], preferred)
+    tip = hover(browser, "figure-0")
+    policy = next(name for name in made[1]["policies"] if f"{name}:" in tip["text"])
+    whole = sum(made[1]["policies"][policy]["bytes"].values()) / 1e6
+    told = re.search(r"in all:? *([\d,.]+)", tip["text"])
+    assert told is not None
+    assert float(told.group(1).replace(",", "")) == pytest.approx(whole, abs=1e-3)
+    ground = brightness(tip["ground"])
+    assert (ground < 0.2) == (preferred == "dark")
+    for ink in tip["inks"]:
+        dark, light = sorted((ground, brightness(ink)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, tip["ground"])
+    assert faults(browser) == []
+
+
+def test_a_run_shows_what_its_workers_did(browser: Browser, run: Path) -> None:
+    load(browser, run / "report.html")
+    spent = column(browser, "measured-0-compute", "ms")
+    starts = column(browser, "measured-0-compute", "from")
+    ends = column(browser, "measured-0-compute", "to")
+    assert [end - start for start, end in zip(starts, ends, strict=True)] == pytest.approx(spent)
+    last = browser.find_elements(By.CSS_SELECTOR, ".figure")[-1].get_attribute("id")
+    tip = hover(browser, last or "")
+    assert re.search(r"ms:? *[\d.]+ from", tip["text"]), tip["text"]
+    assert faults(browser) == []
+    picture(browser, "train-timeline.png", "section:last-of-type")

@@ -68,7 +68,7 @@ JOB_OPTIONS = {
     "--shuffle",
     "--seed",
 }
-COMPARE_OPTIONS = {"--data", "--policies", "--json", "--report", "--report-caches"}
+COMPARE_OPTIONS = {"--data", "--policies", "--json", "--report", "--report-caches", "--tradeoffs"}
 OPTIONS = {
     "compare": DATA_OPTIONS | JOB_OPTIONS | COMPARE_OPTIONS,
     "simulate": DATA_OPTIONS | JOB_OPTIONS | {"--data", "--policy", "--csv"},

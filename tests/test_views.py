@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from click.testing import CliRunner
 
 from embroute.cli import cli
 from embroute.views.history import read_history
+from embroute.views.measured import columns_of, workers_of
+from embroute.views.runs import runs_page
 from tests.pages import MOST_BYTES, block, compared, trained
 
 NAMES = ("vanilla", "het(100)", "esd(1)", "scars(hot=300rows)", "lower-bound")
@@ -51,7 +54,7 @@ def test_the_file_is_small_and_needs_no_network(made: Made) -> None:
 
 def test_the_embedded_json_is_that_of_compare(made: Made) -> None:
     embedded = json.loads(files_of(made[0])["comparison.json"])
-    assert set(embedded.pop("report")) == {"network", "details", "sweep"}
+    assert set(embedded.pop("report")) == {"network", "details", "sweep", "tradeoffs"}
     assert embedded == made[1]
 
 
@@ -202,3 +205,37 @@ def test_metrics_of_another_version_are_refused(runs: list[Path], tmp_path: Path
 def test_bokeh_is_imported_only_for_reports() -> None:
     code = "import sys, embroute.cli; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_timeline_is_what_the_workers_measured(runs: list[Path]) -> None:
+    history = read_history(runs[1], "run")
+    workers = workers_of(history)
+    assert len(workers) == 2
+    columns: dict[str, dict[str, Any]] = {p: dict(c) for p, c in columns_of(history).items()}
+    assert {"compute", "wait", "early", "urgent", "update", "allreduce"} == set(columns)
+    for phase, bars in columns.items():
+        assert {lane[0] for lane in bars["y"]} <= set(workers)
+        if phase not in ("early", "urgent"):  # nothing may move, but everyone computes
+            assert {lane[0] for lane in bars["y"]} == set(workers)
+        assert all(end > start >= 0 for start, end in zip(bars["from"], bars["to"], strict=True))
+    # What a processor does in turn does not overlap, and leaves no gap to speak of.
+    for worker in workers:
+        own = sorted(
+            (start, end)
+            for phase in ("compute", "wait", "update", "allreduce")
+            for lane, start, end in zip(
+                *(columns[phase][k] for k in ("y", "from", "to")), strict=True
+            )
+            if lane[0] == worker
+        )
+        assert all(b[0] - a[1] > -0.01 for a, b in pairwise(own))
+        spent = sum(end - start for start, end in own)
+        assert spent == pytest.approx(own[-1][1] - own[0][0], rel=0.1)
+
+
+def test_runs_without_spans_have_no_timeline(runs: list[Path], tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / name).write_text((runs[0] / name).read_text())
+    history = read_history(tmp_path, "run")
+    assert workers_of(history) == []
+    assert "Worker by worker" not in runs_page([history])

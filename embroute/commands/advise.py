@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from embroute.advise import (
+    EQUAL,
     EXACT,
     FULL,
     REORDERED,
@@ -27,7 +28,9 @@ from embroute.advise import (
     cluster_with,
     fixed_bytes,
     head,
+    hot_rows,
     only_fast,
+    stages,
 )
 from embroute.cluster import PRESETS, open_cluster, write_cluster
 from embroute.commands.data import reported
@@ -70,14 +73,24 @@ def dense_bytes(model: str, source: Source, dim: str) -> float:
 
 
 @contextmanager
-def _ticking() -> Iterator[Tick]:
-    """Show what is being tried, on a terminal."""
+def _ticking() -> Iterator[Callable[[Wish], Tick]]:
+    """A bar of what is being tried, on a terminal; its length follows from the wish."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:40.40}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("reading")
-        yield lambda text: progress.update(task, description=text)
+        task = progress.add_task("reading", total=None)
+
+        def begin(wish: Wish) -> Tick:
+            progress.update(task, total=stages(wish))
+            return lambda text: progress.update(task, description=text, advance=1)
+
+        yield begin
 
 
 def _table(advices: list[Advice], setup: Setup) -> Table:
@@ -86,12 +99,12 @@ def _table(advices: list[Advice], setup: Setup) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
-        caption="n: workers; pred, sim: predicted and simulated step; MB of a step and of a worker",
+        caption="n: workers; pred, sim: step predicted, simulated; MB of a step, of a worker",
         caption_justify="left",
     )
     out.add_column("policy", no_wrap=True, min_width=8)
     headings = ("n", "batch", "cache\nrows", "pred\nms", "sim\nms", "samples\n/s")
-    for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB"):
+    for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB", "decide\nms"):
         out.add_column(heading, justify="right", no_wrap=True)
     for advice in advices:
         choice, found = advice.choice, advice.found
@@ -105,7 +118,8 @@ def _table(advices: list[Advice], setup: Setup) -> Table:
             f"{1e3 * found.step_time_s:.3g}" if found else "-",
             scaled(advice.samples_s),
             *([f"{size:.3g}" for size in _megabytes(found)] if found else ["-", "-"]),
-            f"{worker_bytes(setup, choice) / 1e6:.3g}",
+            scaled(worker_bytes(setup, choice) / 1e6),
+            scaled(found.decision_ms) if found else "-",
         )
     return out
 
@@ -125,16 +139,33 @@ def worker_bytes(setup: Setup, choice: Choice) -> float:
     return cache + fixed_bytes(setup, choice.batch // len(choice.workers))
 
 
+def against(first: Advice, rival: Advice) -> str:
+    """How the first one compares to the next: by speed, or where that is alike by deciding."""
+    more = first.samples_s / rival.samples_s - 1
+    whom = (
+        f"{rival.choice.policy} on {len(rival.choice.workers)} workers with a cache of "
+        f"{rival.choice.cache_rows:,} rows"
+    )
+    if more > EQUAL or not first.found or not rival.found:
+        return f"{first.choice.policy} trains {more:.0%} more samples/s than {whom}"
+    own, other = (one.decision_ms for one in (first.found, rival.found))
+    faster = f", and decides in {own:.2g} ms, not {other:.2g}" if own < 0.9 * other else ""
+    return f"{first.choice.policy} trains as many samples/s as {whom}{faster}"
+
+
 def _reasons(wish: Wish, advices: list[Advice]) -> Iterator[str]:
     """Why the first one wins, and what it leaves out."""
     first, rest = advices[0], [one for one in advices[1:] if one.found]
     if rest:
-        rival = rest[0]
-        more = first.samples_s / rival.samples_s - 1
+        yield against(first, rest[0])
+    hot = hot_rows(wish, first.choice)
+    if hot:
+        yield f"the hot set, which {first.choice.policy} keeps on every worker, is {hot:,} rows"
+    deciding_s = first.found.decision_ms / 1e3 if first.found else 0.0
+    if deciding_s > first.step_s:
         yield (
-            f"{first.choice.policy} trains {f'{more:.0%} more' if more > 0.005 else 'as many'} "
-            f"samples/s {'than' if more > 0.005 else 'as'} {rival.choice.policy} on "
-            f"{len(rival.choice.workers)} workers with a cache of {rival.choice.cache_rows:,} rows"
+            f"a decision of {first.choice.policy} took {1e3 * deciding_s:.3g} ms here, longer than "
+            "the step: on such a machine deciding sets the pace, unless a faster policy is chosen"
         )
     left_out = only_fast(wish, advices)
     if left_out:
@@ -207,14 +238,9 @@ def write_run(path: Path, choice: Choice, asked: Asked) -> None:
     if len(choice.workers) < cluster.num_workers:
         network = str(path.with_suffix(".network.yaml"))
         write_cluster(cluster.only(choice.workers), Path(network))
-    options = {
-        entry.name: getattr(asked.data_options, entry.name)
-        for entry in fields(DataOptions)
-        if getattr(asked.data_options, entry.name) != entry.default
-    }
     run = RunFile(
         data=asked.data,
-        data_options=options,
+        data_options=asked.data_options.changed(),
         model=asked.model,
         dim=asked.dim,
         policy=choice.policy,
@@ -270,9 +296,9 @@ def advise_command(data_options: DataOptions, /, **given: object) -> None:
     with reported() as progress:
         source = open_source(asked.data, data_options, progress)
     tell_compiling()
-    with _ticking() as tick:
+    with _ticking() as begin:
         wish = asked.wish(source)
-        advices = advise(wish, tick)
+        advices = advise(wish, begin(wish))
     console = Console()
     console.print(_table(advices[:SHOWN], wish.setup))
     for reason in _reasons(wish, advices):

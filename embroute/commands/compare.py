@@ -14,8 +14,9 @@ from embroute.commands.job_options import (
     policy_of,
     tell_compiling,
 )
-from embroute.commands.outputs import Outputs, output_options, steps_bar
+from embroute.commands.outputs import Outputs, output_options
 from embroute.commands.results import subsets, table
+from embroute.commands.sweeps import steps_bar
 from embroute.comparison import Line, bound_line, line
 from embroute.config import split_outside
 from embroute.data.open import DataOptions, open_source

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -12,14 +11,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from embroute.commands.job_options import output_file
+from embroute.commands.sweeps import sweep, tradeoffs
 from embroute.comparison import to_json
 from embroute.config import parse_size
-from embroute.policy.catalog import make_policy
-from embroute.simulate import Job, measure
-from embroute.views.detail import Compared, Recorder, SweepPoint, sweep_point
+from embroute.views.detail import Compared
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,6 +31,7 @@ class Outputs:
     json_path: Path | None
     report: Path | None
     report_caches: str
+    tradeoffs: bool
 
     @property
     def caches(self) -> list[str]:
@@ -46,6 +44,8 @@ class Outputs:
         for option, path in (("--json", self.json_path), ("--report", self.report)):
             if path is not None:
                 output_file(option, path)
+        if self.tradeoffs and self.report is None:
+            raise ValueError("--tradeoffs: these are panels of a report; name one with --report")
         for cache in self.caches:
             parse_size("--report-caches", cache)
 
@@ -58,8 +58,11 @@ class Outputs:
             from embroute.views.comparison import comparison_page  # bokeh is slow to import
 
             names = [entry.name for entry in found.lines if not entry.reference]
-            points = sweep(names, found.job, self.caches, Console(stderr=True))
-            _written(self.report, comparison_page(replace(found, sweep=points)))
+            console = Console(stderr=True)
+            found = replace(found, sweep=sweep(names, found.job, self.caches, console))
+            if self.tradeoffs:
+                found = replace(found, tradeoffs=tradeoffs(found.job, console))
+            _written(self.report, comparison_page(found))
 
 
 def _written(path: Path, text: str) -> None:
@@ -78,6 +81,11 @@ _OPTIONS = (
         show_default=True,
         help="Caches of the report's sweep, or none.",
     ),
+    click.option(
+        "--tradeoffs",
+        is_flag=True,
+        help="Add the trade-offs that papers report to --report: cache, staleness, links.",
+    ),
 )
 
 
@@ -92,41 +100,3 @@ def output_options(command: Callable[Concatenate[Outputs, P], R]) -> Callable[P,
     for option in reversed(_OPTIONS):
         with_options = option(with_options)
     return with_options
-
-
-@contextmanager
-def steps_bar(console: Console, total: int) -> Iterator[Callable[[str, int], Callable[[], None]]]:
-    """A bar; what is under way is named with the steps done before it, and gets its tick."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=total)
-
-        def begin(name: str, done: int) -> Callable[[], None]:
-            progress.update(task, description=f"{name:.30s}", completed=done)
-            return lambda: progress.advance(task)
-
-        yield begin
-
-
-def sweep(names: list[str], job: Job, caches: list[str], console: Console) -> list[SweepPoint]:
-    """Measure policies with other caches; a cache that cannot hold a step is left out."""
-    points = []
-    cases = [(name, cache) for name in names for cache in caches]
-    with steps_bar(console, len(cases) * job.steps) as begin_one:
-        for done, (name, cache) in enumerate(cases):
-            tick = begin_one(f"{name}, cache {cache}", done * job.steps)
-            setup = replace(job.setup, cache=parse_size("--report-caches", cache))
-            recorder = Recorder(job.warmup, tick)
-            try:
-                outcome = measure(make_policy(name), replace(job, setup=setup), recorder.watch)
-            except ValueError as error:
-                click.echo(f"left out of the report: {name}, cache {cache}: {error}", err=True)
-                continue
-            points.append(sweep_point(name, cache, outcome))
-    return points

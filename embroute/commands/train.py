@@ -93,11 +93,7 @@ def train_command(
     }
     flags = {"shuffle": shuffle, "resume": resume}
     values |= {name: flag for name, flag in flags.items() if flag is not None}
-    changed = {
-        entry.name: getattr(data_options, entry.name)
-        for entry in fields(DataOptions)
-        if getattr(data_options, entry.name) != entry.default
-    }
+    changed = data_options.changed()
     if changed:
         values["data_options"] = {**run.data_options, **changed}
     try:

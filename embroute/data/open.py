@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from embroute.config import parse_call
@@ -41,6 +41,11 @@ class DataOptions:
     positive_rating: float = 4.0
     skip_bad_rows: bool = False
     limit: int | None = None
+
+    def changed(self) -> dict[str, object]:
+        """What differs from the defaults, by name, as a run file keeps it."""
+        given = {entry.name: (getattr(self, entry.name), entry.default) for entry in fields(self)}
+        return {name: value for name, (value, default) in given.items() if value != default}
 
     @property
     def uses(self) -> ColumnUses:

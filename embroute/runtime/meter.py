@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,16 @@ from embroute.kernels.codes import NUM_KINDS
 from embroute.runtime.parcels import Item
 
 I64 = npt.NDArray[np.int64]
+SPANS = 64  # that are kept: some eight steps of a worker
+
+
+class Span(NamedTuple):
+    """What a rank did, for which step, from when (seconds since 1970) and for how long."""
+
+    phase: str
+    step: int
+    began: float
+    seconds: float
 
 
 @dataclass
@@ -45,6 +57,8 @@ class Meter:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: int = 0
     log: StepLog | None = None  # grows with the run: only where somebody wants to know
+    spans: deque[Span] = field(default_factory=lambda: deque(maxlen=SPANS))
+    epoch_s: float = field(default_factory=lambda: time.time() - time.perf_counter())
 
     def block(self, item: Item, nbytes: int) -> None:
         """Count the rows of a block."""
@@ -54,6 +68,12 @@ class Meter:
         self.bytes[block.peer] += kinds * row_bytes
         if self.log is not None:
             self.log.block(item, kinds, row_bytes)
+
+    def span(self, phase: str, step: int, began: float) -> float:
+        """Note what ends now and began at a reading of `perf_counter`; returns its reading now."""
+        now = time.perf_counter()
+        self.spans.append(Span(phase, step, self.epoch_s + began, now - began))
+        return now
 
     def note(self, step: int, nbytes: int) -> None:
         """Count what the coordinator said of a step: samples, slots, lists of transfers."""
@@ -72,11 +92,15 @@ class Meter:
         return sum(self.bytes.values(), np.zeros(NUM_KINDS, np.int64))
 
     def record(self) -> dict[str, object]:
-        """As JSON: steps, rows and bytes by kind, other bytes, seconds by phase."""
+        """As JSON: steps, rows and bytes by kind, other bytes, seconds by phase, the last spans."""
         return {
             "steps": self.steps,
             "rows": dict(zip(KIND_NAMES, self.rows_by_kind.tolist(), strict=True)),
             "row_bytes": dict(zip(KIND_NAMES, self.bytes_by_kind.tolist(), strict=True)),
             "other_bytes": dict(self.other_bytes),
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "spans": [
+                (phase, step, round(began, 6), round(spent, 6))
+                for phase, step, began, spent in self.spans
+            ],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -216,6 +217,13 @@ class Run:
         self._first_look: Look | None = None
         self._courier, self._desk, self._dense, self._rate = courier, desk, dense, rate
         self._save = save
+        self._mark: float | None = None  # where the loop's last span of a step ended
+
+    def _lap(self, phase: str) -> None:
+        """Note what the loop did since its last span; what is no part of a step is left out."""
+        if self.work is not None and self._mark is not None:
+            self.meter.span(phase, self.work.step, self._mark)
+        self._mark = time.perf_counter()
 
     @property
     def evaluation_due(self) -> bool:
@@ -230,16 +238,19 @@ class Run:
     def samples(self) -> Iterator[object]:
         """This worker's samples of each step of an epoch."""
         while not self.finished:
+            self._lap("compute")
             item = self._courier.ready.get()
             if isinstance(item, Stop):
                 self.finished = True
             if isinstance(item, Save):
                 self._save(item.step)
+                self._mark = None
             if isinstance(item, Look) and item.work.about.flags & LAST_LOOK:
                 self.finished, self._first_look = True, item
             if not isinstance(item, Work):
                 continue
             self.work = item
+            self._lap("wait")
             if self.rows.store.stamps is not None:
                 self.rows.store.stamps.read(item.step, item.slot_AT)
             self._desk.begin(self._reading(item, self.rows.store.records, item.slot_AT))
@@ -264,6 +275,7 @@ class Run:
                 raise RuntimeError("held_out() was called where no evaluation was due")
             item = self._courier.ready.get()
         self._desk.reading = None
+        self._mark = None
         if self.finished:
             # The thread beside the loop has one more note to take before the process may end.
             self._courier.ready.get()
@@ -298,9 +310,11 @@ class Run:
         self._desk.reading = None
         replicas = self._replica_gradients(work, grads)
         own = float(loss.detach()) * share if about.num_samples else 0.0
+        self._lap("compute")
         if not replicas:
             self._finish(work, grads)
         sums, self.loss = self._dense.sum(replicas, own)
+        self._lap("allreduce")
         self.meter.other_bytes["dense"] = self._dense.sent_bytes
         if replicas:
             # Replicas may leave with the urgent pushes: they are updated before those.
@@ -318,6 +332,7 @@ class Run:
     def _finish(self, work: Work, grads: list[Floats]) -> None:
         self.rows.finish(work, grads, self._rate.lr)
         self._courier.done.put(work.step)
+        self._lap("update")
 
     def _replica_gradients(self, work: Work, grads: list[Floats]) -> list[torch.Tensor]:
         """Gradients of replicated rows; zeros where this worker did not touch a row."""

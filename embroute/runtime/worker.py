@@ -68,7 +68,7 @@ class Rows:
         pushes += self._stage(step, orders.at(EARLY_PUSH))
         self._swap(pushes, items(step, orders.at(EARLY_PULL)))
         self._leaving.add(step + 1, leaving)
-        self.meter.seconds["early"] += time.perf_counter() - began
+        self.meter.seconds["early"] += self.meter.span("early", step, began) - began
 
     def urgent(self, step: int, orders: Orders) -> None:
         """Between two computes: updates that others wait for, rows that had to wait for them."""
@@ -78,7 +78,7 @@ class Rows:
         self._swap(pushes, items(step, orders.at(LATE_PULL)))
         self._urgent = []
         self._leaving.add(step + 1, leaving)
-        self.meter.seconds["urgent"] += time.perf_counter() - began
+        self.meter.seconds["urgent"] += self.meter.span("urgent", step, began) - began
         self.meter.steps += 1
 
     def finish(self, work: Work, grads: Sequence[Floats], lr: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ import click
 from embroute.runtime.connect import connect
 from embroute.runtime.exchange import LostPeerError
 from embroute.runtime.heartbeat import EXIT_CODE
-from embroute.train.rank import train_rank
+from embroute.train.rank import train_rank, write_record
 from embroute.train.run_file import read_run_file
 
 
@@ -43,9 +42,7 @@ def main(run_file: Path, node: str) -> None:
         with connect(run.layout(), node, run.peer_timeout) as seat:
             name = seat.name
             ready = train_rank(run, seat, folder, _heed_sigterm(name))
-            (folder / "ranks").mkdir(exist_ok=True)
-            text = json.dumps(ready.meter.record(), indent=2)
-            (folder / "ranks" / f"{name}.json").write_text(text + "\n")
+            write_record(folder, name, ready)
     except ValueError as error:
         _end(f"{name}: {error}", 2)
     except OSError as error:

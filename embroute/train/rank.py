@@ -284,3 +284,10 @@ def _evaluate(model: nn.Module, hold: Run, watch: Watch | None) -> None:
     metrics = evaluate(model, hold)
     if watch is not None and hold.work is not None:
         watch.evaluated(hold.work.step + 1, metrics)
+
+
+def write_record(folder: Path, name: str, ready: Prepared) -> None:
+    """What a rank moved and where its time went, for the run's report."""
+    (folder / "ranks").mkdir(exist_ok=True)
+    text = json.dumps(ready.meter.record())
+    (folder / "ranks" / f"{name}.json").write_text(text + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import cos, pi, sin
 
 from bokeh.core.properties import value
-from bokeh.models import ColorBar, ColumnDataSource, HoverTool, LinearColorMapper
+from bokeh.models import ColorBar, ColumnDataSource, LinearColorMapper
 from bokeh.plotting import figure
 
 from embroute.cluster import Cluster
@@ -22,6 +22,7 @@ from embroute.views.figures import (
     Columns,
     Look,
     Stack,
+    add_values,
     plot,
     stacked,
 )
@@ -139,9 +140,9 @@ def _drawn(cluster: Cluster, detail: Detail) -> figure:
     text.glyph.text_font = value(FONT)  # a plain text would name a column
     tips = [("", "@side @host"), ("busy", "@busy{0.0} %"), ("MB", "@mb{0,0.00}")]
     tips.append(("Gbit/s", "@rate{0.[00]}"))
-    fig.add_tools(HoverTool(renderers=[lines], tooltips=tips, visible=False))
+    add_values(fig, lines, tips)
     about = [("", "@host"), ("ranks", "@ranks")]
-    fig.add_tools(HoverTool(renderers=[dots], tooltips=about, visible=False))
+    add_values(fig, dots, about)
     bar = ColorBar(color_mapper=mapper, title="busy %", height=10, width=240)
     bar.background_fill_alpha = 0
     bar.title_text_font = bar.major_label_text_font = FONT

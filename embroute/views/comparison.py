@@ -31,6 +31,7 @@ from embroute.views.figures import (
 )
 from embroute.views.page import Control, Page, Section, Settings, Sheet, render
 from embroute.views.phases import PHASE_LOOKS
+from embroute.views.tradeoffs import tradeoff_sections
 
 KINDS = {
     "miss_pull": Look("pulls: no copy", BLUE),
@@ -189,6 +190,7 @@ def comparison_page(shown: Compared) -> str:
         _traffic(shown),
         Section("What it costs", waited, [_cost(shown), _step_time(shown)]),
         *_sweep(shown),
+        *tradeoff_sections(shown.tradeoffs),
         _over_time(shown),
         *closely(setup.cluster, shown.details),
     ]

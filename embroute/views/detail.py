@@ -172,6 +172,25 @@ def sweep_point(name: str, cache: str, outcome: Outcome) -> SweepPoint:
 
 
 @dataclass(frozen=True)
+class TradeoffPoint:
+    """One policy at one value of what a panel varies."""
+
+    panel: str
+    policy: str
+    x: float
+    rows: int  # moved in the measured steps
+    transmission_cost_s: float
+    step_time_s: float
+
+
+def tradeoff_point(panel: str, x: float, name: str, outcome: Outcome) -> TradeoffPoint:
+    """A measured policy as a point of a panel."""
+    rows = int(outcome.traffic.rows_WKIP.sum())
+    cost, time = outcome.transmission_cost_s, outcome.step_time_s
+    return TradeoffPoint(panel, name, x, rows, cost, time)
+
+
+@dataclass(frozen=True)
 class Compared:
     """All that the report shows."""
 
@@ -181,6 +200,7 @@ class Compared:
     lines: Sequence[Line]
     details: Mapping[str, Detail]
     sweep: Sequence[SweepPoint] = ()
+    tradeoffs: Sequence[TradeoffPoint] = ()
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON, and under `report` what the figures need beside it."""
@@ -188,5 +208,6 @@ class Compared:
             "network": self.network,
             "details": {name: detail.as_json() for name, detail in self.details.items()},
             "sweep": [asdict(point) for point in self.sweep],
+            "tradeoffs": [asdict(point) for point in self.tradeoffs],
         }
         return to_json(list(self.lines), self.job, self.data) | {"report": extra}

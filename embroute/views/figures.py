@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ class Axes:
     y: str = ""
     height: int = 320
     factors: tuple[str, ...] | None = None  # of the vertical axis, from the top
+    log_x: bool = False
 
 
 def plot(axes: Axes) -> figure:
@@ -46,6 +48,7 @@ def plot(axes: Axes) -> figure:
         sizing_mode="stretch_width",
         tools="",
         toolbar_location=None,
+        x_axis_type="log" if axes.log_x else "auto",
         x_axis_label=axes.x,
         y_axis_label=axes.y or None,
         background_fill_color=None,
@@ -77,6 +80,19 @@ def add_legend(fig: figure, items: Sequence[tuple[str, list[object]]], place: st
     legend.background_fill_alpha = 0
     legend.border_line_color = None
     fig.add_layout(legend, place)
+
+
+def add_values(fig: figure, drawn: object, tips: Sequence[tuple[str, str]]) -> None:
+    """Values under the mouse: a label and a text with columns in it, one a line.
+
+    Bokeh's own table of them has a colour that is made for white.
+    """
+    rows = "".join(
+        f'<div class="tip"><span style="color:var(--soft)">{html.escape(label)}</span> '
+        f"<span>{html.escape(text)}</span></div>"
+        for label, text in tips
+    )
+    fig.add_tools(HoverTool(renderers=[drawn], tooltips=rows, visible=False))
 
 
 @dataclass(frozen=True)
@@ -142,7 +158,7 @@ def stacked(bars: Bars, stack: Stack) -> figure:
             (bars.unit, f"@{{{part}}}{{0,0.[000]}}"),
             ("in all", "@total{0,0.[000]}"),
         ]
-        fig.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
+        add_values(fig, drawn, tips)
         items.append((look.name, [drawn]))
     if len(items) > 1:
         add_legend(fig, items, "above" if len(items) <= 4 else "right")
@@ -183,7 +199,7 @@ def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
             (axes.x, "@x{0,0.[000]}"),
             (axes.y, "@y{0,0.[0000]}"),
         ]
-        fig.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
+        add_values(fig, dots, tips)
         items.append((curve.name, [line, dots]))
     if len(items) > 1:
         add_legend(fig, items, "right")

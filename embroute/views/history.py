@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from embroute.report import Summary, read_summary
 
@@ -45,6 +46,7 @@ class History:
     reports: list[Report]
     evaluations: list[Evaluation]
     seconds: dict[str, dict[str, float]]  # by rank and phase
+    spans: dict[str, list[tuple[str, int, float, float]]]  # by rank: phase, step, began, seconds
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
@@ -74,7 +76,12 @@ def read_history(folder: Path, name: str) -> History:
             raise ValueError(
                 f"{path}, line {number}: not metrics as this version writes them"
             ) from None
-    return History(name, read_summary(folder), reports, evaluations, _rank_seconds(folder))
+    ranks = _ranks(folder)
+    seconds = {rank: dict(record["seconds"]) for rank, record in ranks.items()}
+    spans = {
+        rank: [tuple(span) for span in record.get("spans", [])] for rank, record in ranks.items()
+    }
+    return History(name, read_summary(folder), reports, evaluations, seconds, spans)
 
 
 class _Before:
@@ -100,9 +107,7 @@ class _Before:
         return sums
 
 
-def _rank_seconds(folder: Path) -> dict[str, dict[str, float]]:
-    found = {}
-    for path in sorted((folder / RANKS).glob("*.json")):
-        seconds = json.loads(path.read_text("utf-8"))["seconds"]
-        found[path.stem] = {str(phase): float(value) for phase, value in seconds.items()}
-    return found
+def _ranks(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each rank wrote of itself."""
+    paths = sorted((folder / RANKS).glob("*.json"))
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in paths}

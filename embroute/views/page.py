@@ -26,22 +26,23 @@ class Control:
 
 
 @dataclass(frozen=True)
+class Sheet:
+    """A table: headings, rows of cells, the first cell a name."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, a sentence, figures, and the controls above them."""
+    """A heading, a sentence, figures, the controls above them, a table below."""
 
     title: str
     text: str
     figures: Sequence[figure] = ()
     controls: Sequence[Control] = ()
     wide: bool = False  # one figure a row
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table: headings, rows of cells, the first cell a name."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    sheet: Sheet | None = None  # below the figures
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ def _block(name: str, value: object) -> str:
     return f'<script type="application/json" id="{name}">{text}</script>'
 
 
-def _table(sheet: Sheet) -> str:
+def _table(sheet: Sheet, kind: str) -> str:
     head = "".join(f"<th>{html.escape(text)}</th>" for text in sheet.headings)
     rows = (
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
         for cells in sheet.rows
     )
     return (
-        f'<div class="scroll"><table id="sheet"><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table {kind}><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -87,10 +88,11 @@ def _section(section: Section, first: int) -> str:
         for i, fig in enumerate(section.figures)
     )
     controls = "".join(_control(control) for control in section.controls)
+    sheet = _table(section.sheet, 'class="prose"') if section.sheet else ""
     kind = "figures wide" if section.wide or len(section.figures) == 1 else "figures"
     return (
         f"<section><h2>{html.escape(section.title)}</h2><p>{html.escape(section.text)}</p>"
-        f'{controls}<div class="{kind}">{targets}</div></section>'
+        f'{controls}<div class="{kind}">{targets}</div>{sheet}</section>'
     )
 
 
@@ -109,7 +111,7 @@ def render(page: Page) -> str:
         "NAME": html.escape(page.title),
         "TITLE": html.escape(page.title),
         "FACTS": html.escape(page.facts),
-        "SHEET": _table(page.sheet),
+        "SHEET": _table(page.sheet, 'id="sheet"'),
         "SECTIONS": "\n".join(sections),
         "STYLE": (HERE / "page.css").read_text("utf-8"),
         "DATA": "\n".join(

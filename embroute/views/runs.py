@@ -23,6 +23,7 @@ from embroute.views.figures import (
     stacked,
 )
 from embroute.views.history import Evaluation, History, Report
+from embroute.views.measured import measured_timeline, workers_of
 from embroute.views.page import Control, Page, Section, Sheet, render
 
 Entry = Report | Evaluation
@@ -197,6 +198,19 @@ def _csv(runs: Sequence[History]) -> str:
     return out.getvalue()
 
 
+def _timelines(runs: Sequence[History]) -> list[Section]:
+    shown = [run for run in runs if workers_of(run)]
+    if not shown:
+        return []
+    figures = [measured_timeline(run, f"measured-{i}") for i, run in enumerate(shown)]
+    text = (
+        "As each worker's clock had it. Pulls ahead and lazy pushes run beside the compute of the "
+        "step before; idle is waiting for rows, plans or other workers. All-reduce includes "
+        "waiting for the slowest."
+    )
+    return [Section("Worker by worker", text, figures, wide=True)]
+
+
 def runs_page(runs: Sequence[History]) -> str:
     """The report of finished runs as the text of an HTML file."""
     hits = _zero("Hit rate", "% of touched rows", _curves(runs, lambda r: 100 * r.hit_rate))
@@ -213,6 +227,7 @@ def runs_page(runs: Sequence[History]) -> str:
     if any(run.seconds for run in runs):
         text = "By each rank's clock. Early transfers run beside compute, so bars add up to more."
         sections.append(Section("Time", text, [_phases(runs)]))
+    sections += _timelines(runs)
     files = {
         "runs.json": json.dumps([run.as_json() for run in runs], indent=1),
         "runs.csv": _csv(runs),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from bokeh.models import ColumnDataSource, HoverTool
+from collections.abc import Mapping, Sequence
+
+from bokeh.models import ColumnDataSource
 from bokeh.plotting import figure
 
 from embroute.cost import StepTime
 from embroute.views.detail import PHASES, Detail
-from embroute.views.figures import Axes, Columns, add_legend, plot
+from embroute.views.figures import Axes, Columns, Look, add_legend, add_values, plot
 from embroute.views.phases import PHASE_LOOKS
 
 MOST_WORKERS = 16
@@ -47,28 +49,30 @@ def timeline_columns(detail: Detail) -> dict[str, Columns]:
                 times = (1e3 * (began + start), 1e3 * (began + end), 1e3 * (end - start))
                 rows[phase] += [((name, lane), *times)] if end > start else []
         began += time.total_s
+    return {phase: as_columns(bars) for phase, bars in rows.items()}
+
+
+def as_columns(bars: Sequence[tuple[object, ...]]) -> Columns:
+    """Bars (lane, from, to, milliseconds) as columns."""
     names = ("y", "from", "to", "ms")
-    return {
-        phase: {name: [row[i] for row in bars] for i, name in enumerate(names)}
-        for phase, bars in rows.items()
-    }
+    return {name: [bar[i] for bar in bars] for i, name in enumerate(names)}
 
 
 def _workers(detail: Detail) -> tuple[str, ...]:
     return tuple(f"worker {w}" for w in detail.workers[:MOST_WORKERS])
 
 
-def timeline(detail: Detail) -> figure:
-    """Two lanes a worker: above what it computes, below what its link carries."""
-    names = _workers(detail)
-    title = f"The last {len(detail.timeline)} steps: above processor, below link"
-    fig = plot(Axes(title, "ms", "", 460, names))
+def draw(
+    axes: Axes, columns: Mapping[str, Columns], looks: Mapping[str, Look], name: str
+) -> figure:
+    """Bars of each phase in the lanes of their worker."""
+    fig = plot(axes)
     fig.x_range.start = 0
-    fig.y_range.name = "timeline-range"
+    fig.y_range.name = f"{name}-range"
     items: list[tuple[str, list[object]]] = []
-    for phase, columns in timeline_columns(detail).items():
-        look = PHASE_LOOKS[phase]
-        source = ColumnDataSource(dict(columns), name=f"timeline-{phase}")
+    for phase, drawn in columns.items():
+        look = looks[phase]
+        source = ColumnDataSource(dict(drawn), name=f"{name}-{phase}")
         bars = fig.hbar(
             y="y",
             left="from",
@@ -80,10 +84,17 @@ def timeline(detail: Detail) -> figure:
             source=source,
         )
         tips = [("", look.name), ("ms", "@ms{0.0000}"), ("from", "@from{0.0000}")]
-        fig.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
+        add_values(fig, bars, tips)
         items.append((look.name, [bars]))
     add_legend(fig, items, "below")
     return fig
+
+
+def timeline(detail: Detail) -> figure:
+    """Two lanes a worker: above what it computes, below what its link carries."""
+    title = f"The last {len(detail.timeline)} steps: above processor, below link"
+    axes = Axes(title, "ms", "", 460, _workers(detail))
+    return draw(axes, timeline_columns(detail), PHASE_LOOKS, "timeline")
 
 
 def timeline_settings(detail: Detail) -> dict[str, dict[str, object]]:

@@ -1,0 +1,106 @@
+"""The papers' trade-offs: each panel's curves are its points, beside the papers' own figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from embroute.cli import cli
+from embroute.cluster import open_cluster, star
+from embroute.commands.sweeps import tradeoff_cases
+from embroute.data.open import open_source
+from embroute.policy.setup import Setup
+from embroute.simulate import Job
+from embroute.views.detail import TradeoffPoint
+from embroute.views.papers import BOUNDS, CACHES, CLAIMS, EQUAL_GBIT, POLICIES, RATIOS
+from embroute.views.tradeoffs import PANELS, curves, tradeoff_sections
+from tests.pages import MOST_BYTES, block, compared
+
+SHORT: tuple[str, ...] = ("--policies", "vanilla", "--steps", "60", "--batch", "16")
+SHORT += ("--report-caches", "none", "--tradeoffs")
+Points = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compared(tmp_path_factory.mktemp("tradeoffs"), *SHORT)[0]
+
+
+@pytest.fixture(scope="module")
+def points(page: Path) -> Points:
+    found: Points = json.loads(block(page, "files")["comparison.json"])["report"]["tradeoffs"]
+    return found
+
+
+def test_every_panel_is_measured(points: Points) -> None:
+    places = {
+        panel: {(p["policy"], p["x"]) for p in points if p["panel"] == panel} for panel in PANELS
+    }
+    for panel, values in (("cache", CACHES), ("bandwidth", EQUAL_GBIT), ("ratio", RATIOS)):
+        assert places[panel] == {(name, x) for name in POLICIES for x in values}
+    assert places["staleness"] == {(f"het({bound})", bound) for bound in BOUNDS}
+
+
+def test_what_the_papers_say_holds_here_in_kind(points: Points) -> None:
+    found = {(p["panel"], p["policy"], p["x"]): p for p in points}
+    assert found["cache", "herald", 10]["rows"] < found["cache", "vanilla", 10]["rows"]
+    rows = [found["staleness", f"het({bound})", bound]["rows"] for bound in BOUNDS]
+    assert rows == sorted(rows, reverse=True)
+    costs = [found["ratio", name, 10]["transmission_cost_s"] for name in ("esd(1)", "herald")]
+    assert costs[0] < costs[1]
+    fast = found["bandwidth", "vanilla", 100.0]["step_time_s"]
+    assert fast < found["bandwidth", "vanilla", 1.0]["step_time_s"]
+
+
+def test_the_page_sets_figures_beside_the_papers(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert len(text.encode()) < MOST_BYTES
+    body = text.split("<main>")[1].split("</main>")[0]
+    for panel, claims in CLAIMS.items():
+        assert PANELS[panel].title in body
+        for claim in claims:
+            assert claim.figure.replace("&", "&amp;") in body
+            assert claim.setting in body
+    assert "not measured" not in body
+
+
+def test_curves_are_shares_of_the_base() -> None:
+    points = [
+        TradeoffPoint("cache", "vanilla", 4, 200, 1.0, 1.0),
+        TradeoffPoint("cache", "herald", 4, 50, 1.0, 1.0),
+        TradeoffPoint("cache", "herald", 10, 50, 1.0, 1.0),  # its base does not fit
+    ]
+    drawn = {
+        curve.name: (list(curve.x), list(curve.y)) for curve in curves(PANELS["cache"], points)
+    }
+    assert drawn == {"vanilla": ([4], [100]), "herald": ([4], [25])}
+    [section] = tradeoff_sections(points)
+    assert section.sheet is not None
+    assert next(row[3] for row in section.sheet.rows) == (
+        "rows, cache 10 %: not measured; rows, cache 4 %: herald 75 % less than vanilla"
+    )
+
+
+def test_links_vary_and_the_rest_stays() -> None:
+    source = open_source("online-retail")
+    job = Job(source, Setup(source.schema, open_cluster("edge-8"), optimizer="adam"))
+    cases = tradeoff_cases(job)
+    assert not [case for case in cases if case.policy.startswith("het") and case.policy != "het(0)"]
+    widest = next(case for case in cases if case.panel == "ratio" and case.x == 10)
+    assert widest.job.setup.cluster.hosts == open_cluster("edge-8").hosts
+    equal = next(case for case in cases if case.panel == "bandwidth" and case.x == 100)
+    assert equal.job.setup.cluster.hosts == star([100.0] * 8, 100.0).hosts
+    assert equal.job.setup.optimizer == "adam"
+    occurring = len(np.unique(np.concatenate([batch.rows for batch in job.batches()])))
+    assert equal.job.setup.capacity_WA[0].sum() == occurring // 10
+
+
+def test_panels_need_a_report() -> None:
+    result = CliRunner().invoke(cli, ["compare", "--tradeoffs"])
+    assert isinstance(result.exception, ValueError)
+    assert "--tradeoffs" in str(result.exception)
