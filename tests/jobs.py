@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -184,6 +184,7 @@ class Result:
     tables: list[npt.NDArray[np.float64]]  # of a shard: its rows of each table
     losses: list[float]
     stamps: Stamps | None = None
+    samples: tuple[int, ...] = ()  # of each step, at a worker
 
 
 def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Settings) -> Result:
@@ -195,7 +196,7 @@ def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Setting
     own = settings.copy()
     own["extras"] = extras
     ready = prepare(model, optimizers, stream, seat, **own)
-    losses = []
+    losses, samples = [], []
     for batch in ready.loader:
         for one in optimizers:
             one.zero_grad()
@@ -203,11 +204,13 @@ def train(seat: Seat, stream: Sequence[Batch], optimizer: str, settings: Setting
         ready.run.backward(loss_of(model, batch))  # type: ignore[arg-type]
         nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
         losses.append(ready.run.loss)
+        samples.append(len(batch["label"]))  # type: ignore[index]
         for one in optimizers:
             one.step()
         for schedule in schedules:
             schedule.step()
-    return Result(ready.meter, dense_of(model), _tables(ready, seat), losses, ready.stamps)
+    tables = _tables(ready, seat)
+    return Result(ready.meter, dense_of(model), tables, losses, ready.stamps, tuple(samples))
 
 
 def _tables(ready: Prepared, seat: Seat) -> list[npt.NDArray[np.float64]]:
@@ -260,3 +263,15 @@ def settings_of(policy: str, num_workers: int, cache_share: float = 0.75) -> Set
         min_rows=1,
         quotas=shares,
     )
+
+
+def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
+    """The same with quotas that the policy chooses: the last worker's link is ten times slower."""
+    settings = settings_of(policy, num_workers)
+    del settings["quotas"]
+    cluster = uniform(num_workers, num_shards)
+    last = cluster.hosts[-1]
+    slow = replace(last, up_bytes_s=last.up_bytes_s / 10, down_bytes_s=last.down_bytes_s / 10)
+    settings["network"] = replace(cluster, hosts=(*cluster.hosts[:-1], slow))
+    settings["compute_ms_per_sample"] = 1e-5
+    return settings

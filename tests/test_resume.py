@@ -18,6 +18,7 @@ from tests.jobs import (
     Result,
     Trained,
     batches,
+    free_settings,
     gathered,
     loss_of,
     new_model,
@@ -94,6 +95,21 @@ def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None
     same(gathered(resumed, workers, shards), gathered(whole, workers, shards))
     assert resumed["worker0"].losses == whole["worker0"].losses[-len(resumed["worker0"].losses) :]
     assert len(resumed["worker0"].losses) < STEPS
+
+
+def test_resuming_changes_nothing_where_quotas_are_free(tmp_path: Path) -> None:
+    workers, shards = topology = (3, 2)
+    stream = batches(workers, STEPS)
+    settings = free_settings("embroute(effort=200, ahead=3)", workers, shards)
+    settings.update({"checkpoint": tmp_path, "checkpoint_every": EVERY, "resume": True})
+    whole = run(settings | {"checkpoint": tmp_path / "whole"}, topology, stream)
+    with pytest.raises(PowerCutError):
+        run(settings, topology, Failing(stream, 52))
+    resumed = run(settings, topology, stream)
+    same(gathered(resumed, workers, shards), gathered(whole, workers, shards))
+    count = len(resumed["worker0"].samples)
+    assert resumed["worker0"].samples == whole["worker0"].samples[-count:]
+    assert len(set(resumed["worker0"].samples)) > 1
 
 
 @pytest.mark.parametrize("topology", [(1, 1), (2, 3)])

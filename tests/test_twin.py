@@ -24,6 +24,7 @@ from tests.jobs import (
     Batch,
     Result,
     batches,
+    free_settings,
     gathered,
     loss_of,
     new_model,
@@ -69,6 +70,20 @@ def test_exact_policies_equal_plain_torch(policy: str, optimizer: str) -> None:
     for worker in range(workers):
         for own, other in zip(results[f"worker{worker}"].dense, mine.dense, strict=True):
             np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_free_quotas_equal_plain_torch(optimizer: str) -> None:
+    workers, shards = 3, 2
+    stream, settings = (
+        batches(workers, STEPS),
+        free_settings("embroute(effort=200)", workers, shards),
+    )
+    results = run_local(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    gathered(results, workers, shards).assert_equal(plain_cached(optimizer, workers, STEPS))
+    taken = [results[f"worker{worker}"].samples for worker in range(workers)]
+    assert len(set(taken[0])) > 1  # shares move
+    assert sum(taken[2]) < sum(taken[0])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -240,6 +240,7 @@ def write_run(path: Path, choice: Choice, asked: Asked) -> None:
         write_cluster(cluster.only(choice.workers), Path(network))
     run = RunFile(
         data=asked.data,
+        compute_ms_per_sample=asked.compute_ms_per_sample,
         data_options=asked.data_options.changed(),
         model=asked.model,
         dim=asked.dim,

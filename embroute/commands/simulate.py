@@ -74,7 +74,7 @@ def csv_row(report: StepReport) -> list[object]:
 @click.option(
     "--data", default="online-retail", show_default=True, help="A built-in name or a path."
 )
-@click.option("--policy", default="esd(1)", show_default=True, help="One policy, as for compare.")
+@click.option("--policy", default="embroute", show_default=True, help="One policy, as for compare.")
 @click.option(
     "--csv", "csv_path", required=True, type=click.Path(path_type=Path), help="Write steps here."
 )

@@ -21,7 +21,11 @@ OPTIONS = (
     ("policy", "Which sample is trained where, which rows move when."),
     ("cache", "Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB."),
     ("batch", "Samples a worker and step."),
-    ("quotas", "Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
+    ("quotas", "Relative shares of the samples, e.g. 2,2,1,1 [equal, or as the policy likes]."),
+    (
+        "compute-ms-per-sample",
+        "Of the reference worker; if known, `embroute` chooses quotas by it.",
+    ),
     ("optimizer", "Of the rows: sgd, adagrad, rowwise-adagrad or adam."),
     ("lr", "Learning rate of the rows."),
     ("dense-optimizer", "Of everything else: adam, adamw, sgd or adagrad."),

@@ -59,6 +59,7 @@ class Settings(TypedDict, total=False):
     epochs: int
     max_steps: int
     quotas: tuple[float, ...]
+    compute_ms_per_sample: float  # of the reference worker; 0: not known
     held_out: Iterable[object]
     evaluate_every: int
     decay: float
@@ -151,14 +152,15 @@ def describe(
     if not 0 <= decay < math.inf:
         raise ValueError(f"decay= must be at least 0, got {decay:g}")
     rows, rate = _take_out(weights, optimizers, decay)
-    policy = trainable(settings.get("policy", "esd(1)"))
+    policy = trainable(settings.get("policy", "embroute"))
+    cluster = _cluster(seat, settings)
     setup = Setup(
         feed.schema,
-        _cluster(seat, settings),
+        cluster,
         widths,
         optimizer=rows.name,
         cache=Size(1.0, "share") if policy.unbounded else _size(settings),
-        shares=settings.get("quotas", ()),
+        shares=settings.get("quotas", ()) or _known_shares(policy, cluster),
         seed=settings.get("seed", 0),
     )
     _check(setup, seat)
@@ -188,10 +190,17 @@ def trainable(name: str) -> Policy:
 
 def _cluster(seat: Seat, settings: Settings) -> Cluster:
     """What the policy knows of the network."""
-    network = settings.get("network")
-    if network is None:
-        return uniform(seat.num_workers, seat.num_shards)
-    return open_cluster(network) if isinstance(network, str) else network
+    network = settings.get("network", uniform(seat.num_workers, seat.num_shards))
+    cluster = open_cluster(network) if isinstance(network, str) else network
+    compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3
+    return replace(cluster, compute_s_per_sample=compute_s) if compute_s else cluster
+
+
+def _known_shares(policy: Policy, cluster: Cluster) -> tuple[float, ...]:
+    """By speed, where quotas are free but nobody knows what a sample takes; else the policy's."""
+    if not policy.dispatch.free or cluster.compute_s_per_sample:
+        return ()
+    return tuple(1 / worker.slowness for worker in cluster.workers)
 
 
 def _size(settings: Settings) -> Size:

@@ -153,6 +153,7 @@ def settings_of(run: RunFile, data: Data, folder: Path) -> Settings:
         cache=parse_size("--cache", run.cache),
         network=run.cluster(),
         quotas=run.shares(),
+        compute_ms_per_sample=run.compute_ms_per_sample,
         evaluate_every=run.evaluate_every,
         decay=run.decay,
         seed=run.seed,

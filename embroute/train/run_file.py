@@ -20,7 +20,7 @@ from embroute.runtime.layout import Layout, on_one_node
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 _LEAST: dict[str, int] = dict.fromkeys(("batch", "epochs", "keep", "peer_timeout"), 1)
 _LEAST |= dict.fromkeys(("steps", "evaluate_every", "checkpoint_every", "warmup_steps", "seed"), 0)
-_LEAST |= dict.fromkeys(("decay", "clip"), 0)
+_LEAST |= dict.fromkeys(("decay", "clip", "compute_ms_per_sample"), 0)
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class RunFile:
     dim: str = "16"
     hidden: str = "256,128"
     pooling: str = "sum"
-    policy: str = "esd(1)"
+    policy: str = "embroute"
     cache: str = "0.1"
     batch: int = 128
     quotas: str = ""
+    compute_ms_per_sample: float = 0.0
     optimizer: str = "adagrad"
     lr: float = 0.02
     dense_optimizer: str = "adam"
