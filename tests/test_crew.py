@@ -165,6 +165,7 @@ def test_machines_half_as_fast_get_fewer_samples() -> None:
 
 def test_equal_and_given_shares_stay() -> None:
     given = job("edge-4", 0.05)
+    assert (samples("embroute(objective=cost)", given) == 64).all()
     assert (samples("embroute(quotas=equal)", given) == 64).all()
     named = replace(given, setup=replace(given.setup, shares=(3.0, 3.0, 1.0, 1.0)))
     assert (samples("embroute", named) == [96, 96, 32, 32]).all()

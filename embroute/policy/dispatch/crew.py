@@ -46,10 +46,11 @@ ROUNDING = 1e-5  # of sums of shares
 
 def due(view: View, search: Search) -> bool:
     """Whether crews are compared: in the first step, and after 1, 2, 4, ... half windows."""
+    if not search.free:
+        return False
     halves, rest = divmod(view.window.step, max(1, (search.ahead + 1) // 2))
     least_W, most_W = view.state.outlook.range_2W
-    free = search.free and bool((least_W != most_W).any())
-    return free and not rest and not halves & (halves - 1)
+    return bool((least_W != most_W).any()) and not rest and not halves & (halves - 1)
 
 
 def crews(setup: Setup) -> list[I64]:
