@@ -18,6 +18,7 @@ from embroute.kernels.anneal import refit
 from embroute.kernels.codes import MISS_PULL, NUM_KINDS, NUM_PHASES, UPDATE_PUSH
 from embroute.kernels.foretell import PULL, PUSH, Foretold, foretell, touched
 from embroute.policy.dispatch.search import (
+    REFITS,
     Search,
     Spread,
     carried,
@@ -36,7 +37,6 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
-REFITS = 6  # rounds of bringing a batch to its quotas
 BETTER = 0.96  # what a change of crew must promise
 NO_LOSS = 1.01  # and one that only leaves out workers with less than a
 VESTIGE = 0.06  # part of the samples

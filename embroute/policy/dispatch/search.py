@@ -24,6 +24,7 @@ from embroute.kernels.anneal import (
     Loads,
     group_sweep,
     members,
+    refit,
     repair,
     reprice,
     swaps,
@@ -78,6 +79,9 @@ class Spread(NamedTuple):
     unit: float  # mean price of a row
 
 
+LARGEST = 1_300_000  # look-ups of a window, times the chunks of workers
+WIDE = (16, 2048)  # workers and samples of a step from which on effort does not grow with them
+REFITS = 6  # rounds of bringing a batch to its quotas
 KINDS = ((EARLY, EARLY), (EARLY, URGENT), (LATE, EARLY), (LATE, URGENT))  # of uses
 CODES = 256  # of arena, kind and home
 
@@ -181,10 +185,16 @@ def _quotas(setup: Setup, outlook: Outlook, entries: tuple[Indexed, ...]) -> I32
     return np.array([setup.quotas(size) for size in sizes], np.int32)
 
 
+def _depth(now: Indexed, search: Search, setup: Setup) -> int:
+    """Batches ahead that are dealt together: fewer where they are large and workers are many."""
+    chunks = -(-setup.num_workers // CHUNK)
+    return max(2, min(search.ahead, LARGEST // max(1, chunks * len(now.unique_of_lookup)) - 1))
+
+
 def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spread:
     """The window's uses with every sample where earlier steps meant it to be."""
     state, window, setup = view.state, view.window, view.state.setup
-    entries = (window.now, *window.ahead[: search.ahead])
+    entries = (window.now, *window.ahead[: _depth(window.now, search, setup)])
     cells = state.caches.cells
     founds = [view.found, *(find(cells, entry.rows_U) for entry in entries[1:])]
     quota_TW = _quotas(setup, outlook, entries)
@@ -227,7 +237,8 @@ def improve(spread: Spread, search: Search, step: int) -> None:
     life = search.ahead + 1
     cooling = search.cold / search.hot
     samples, lookups = int(loads.first_T[1]), len(uses.use_L)
-    work = search.effort * samples / max(1.0, lookups * (1 + search.grouping))
+    width = min(1.0, WIDE[0] / len(loads.load_TW[0])) * min(1.0, WIDE[1] / max(1, samples))
+    work = search.effort * samples * width / max(1.0, lookups * (1 + search.grouping))
     sweeps = max(1, round(work))
     for i in range(sweeps):
         for t in range(len(spread.entries)):
@@ -248,6 +259,7 @@ def improve(spread: Spread, search: Search, step: int) -> None:
 
 def settle(spread: Spread) -> None:
     """The current batch keeps its quotas exactly."""
+    refit(spread.uses, spread.loads, 0, REFITS)
     repair(spread.uses, spread.loads, 0)
     for _ in range(4):
         if swaps(spread.uses, spread.loads, 0) == 0:
