@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 4 examples/deepfm_routed.py
 
 The two files differ in six lines and print the same losses. The table is routed with the defaults:
-policy esd(1), and caches of a tenth of all rows.
+policy embroute, and caches of a tenth of all rows.
 """
 
 import argparse

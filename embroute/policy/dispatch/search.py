@@ -55,7 +55,7 @@ class Search:
     stiffness: float = 0.03  # price of one sample above a quota
     rate: float = 0.02  # growth of prices in a sweep per sample above a quota
     tail: float = 0.25  # worth of owning a row that was often used, of the price of a use
-    affinity: float = 1.0  # worth of a worker where a row was always used before, likewise
+    affinity: float = 0.12  # worth of a worker where a row was always used before, likewise
     largest: int = 16  # samples of a group
     least: float = 0.1  # weight of a second that nobody waits for
     timed: bool = True  # whether step time is minimised, not the sum of all transfers
@@ -204,7 +204,8 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
     nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N)
     worker_S = _start(entries, outlook, quota_TW)
     uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
-    weight = search.affinity / 255
+    unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
+    weight = search.affinity * unit / 255
     attract(uses.linear_SV, outlook.affinity_NW, number_N, node_L, first_S, weight)
     load_TW = np.array(
         [
@@ -222,7 +223,6 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
         price_TW[:, idle_W] = FORBIDDEN
     loads = Loads(first_T, load_TW, quota_TW, price_TW)
     bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
-    unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
     first_use_T = np.searchsorted(kept, bases)
     bases_T = np.array(bases, np.int64)
     groups = members(uses)
