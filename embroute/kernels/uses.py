@@ -304,16 +304,21 @@ def gather(
 
 @kernel
 def attract(
-    linear_SV: F32, affinity_NW: U8, number_N: I32, node_L: I32, first_S: I64, weight: float
+    linear_SV: F32, affinity_NW: U8, number_N: I32, lookups: tuple[I32, I64], worth_N: F32
 ) -> None:
-    """Make workers cheaper for samples whose rows were used there before."""
+    """Make workers cheaper for samples whose rows were used there before.
+
+    `lookups`: nodes of all look-ups, and the first look-up of each sample.
+    """
+    node_L, first_S = lookups
     for s in range(len(linear_SV)):
         for i in range(first_S[s], first_S[s + 1]):
-            if node_L[i] < 0:
+            if node_L[i] < 0 or worth_N[index(node_L[i])] == 0:
                 continue
-            number = index(number_N[index(node_L[i])])
+            n = index(node_L[i])
+            number = index(number_N[n])
             for w in range(affinity_NW.shape[1]):
-                worth = np.float32(weight) * np.float32(affinity_NW[number, index(w)])
+                worth = worth_N[n] * np.float32(affinity_NW[number, index(w)])
                 linear_SV[s, index(w)] -= worth
 
 

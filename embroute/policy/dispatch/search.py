@@ -55,7 +55,8 @@ class Search:
     stiffness: float = 0.03  # price of one sample above a quota
     rate: float = 0.02  # growth of prices in a sweep per sample above a quota
     tail: float = 0.25  # worth of owning a row that was often used, of the price of a use
-    affinity: float = 0.12  # worth of a worker where a row was always used before, likewise
+    affinity: float = 0.1  # worth of a worker where a row was always used before, likewise
+    homing: float = 0.5  # and if nobody owns the row
     largest: int = 16  # samples of a group
     least: float = 0.1  # weight of a second that nobody waits for
     timed: bool = True  # whether step time is minimised, not the sum of all transfers
@@ -205,8 +206,10 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
     worker_S = _start(entries, outlook, quota_TW)
     uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
     unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
-    weight = search.affinity * unit / 255
-    attract(uses.linear_SV, outlook.affinity_NW, number_N, node_L, first_S, weight)
+    worth_N = np.where(nodes.owner_N >= 0, search.affinity, search.homing) * np.float32(unit / 255)
+    attract(
+        uses.linear_SV, outlook.affinity_NW, number_N, (node_L, first_S), worth_N.astype(np.float32)
+    )
     load_TW = np.array(
         [
             np.bincount(worker_S[a:b], minlength=setup.num_workers)
