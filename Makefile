@@ -18,10 +18,10 @@ DEMO := --workers 4 --steps 600 --batch 256 --checkpoint-every 300
 demo: $(READY)  ## price every policy on the built-in shopping trace, then train with two of them
 	mkdir -p runs
 	$(BIN)/embroute compare --data online-retail --report runs/compare.html
-	rm -rf runs/demo-vanilla runs/demo-esd
+	rm -rf runs/demo-vanilla runs/demo-embroute
 	$(BIN)/embroute train $(DEMO) --policy vanilla --out runs/demo-vanilla
-	$(BIN)/embroute train $(DEMO) --policy "esd(1)" --out runs/demo-esd
-	$(BIN)/embroute report runs/demo-vanilla runs/demo-esd --html runs/train.html
+	$(BIN)/embroute train $(DEMO) --policy embroute --out runs/demo-embroute
+	$(BIN)/embroute report runs/demo-vanilla runs/demo-embroute --html runs/train.html
 
 test: $(READY)  ## the fast test suite
 	$(BIN)/python -m pytest -n 2

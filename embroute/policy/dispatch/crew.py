@@ -38,6 +38,8 @@ I64 = npt.NDArray[np.int64]
 
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 BETTER = 0.96  # what a change of crew must promise
+AT_FIRST = 0.9  # in the first windows, until crews have
+SETTLED = 2
 NO_LOSS = 1.01  # and one that only leaves out workers with less than a
 VESTIGE = 0.06  # part of the samples
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
@@ -188,14 +190,16 @@ def _possible(crew: I64, search: Search, setup: Setup) -> bool:
     return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 
-def _needed(outlook: Outlook, crew: I64) -> float:
+def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
     """What a crew must promise, of the present one's time.
 
-    A large crew takes longer to settle than is tried here, so a change must be worth something;
-    but workers that hardly get samples only make the others wait.
+    A large crew takes longer to settle than is tried here, so a change must be worth something,
+    most of all at the start; but workers that hardly get samples only make the others wait.
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
-    return NO_LOSS if leaves < VESTIGE else BETTER
+    if leaves < VESTIGE:
+        return NO_LOSS
+    return BETTER if windows >= SETTLED else AT_FIRST
 
 
 def choose_crew(view: View, search: Search) -> Outlook:
@@ -207,6 +211,7 @@ def choose_crew(view: View, search: Search) -> Outlook:
     if outlook.took_1[0]:
         taken = min(taken, float(outlook.took_1[0]))
     batch, least = len(view.window.now.batch), 1.0
+    windows = view.window.step / (search.ahead + 1)
     for crew in crews(setup):
         if len(crew) == len(present) or not _possible(crew, search, setup):
             continue
@@ -214,7 +219,7 @@ def choose_crew(view: View, search: Search) -> Outlook:
         if batch / speed >= taken:
             continue  # compute alone takes longer
         found, tried = _try(view, _joined(outlook, crew, search, setup), search)
-        promise = found / (taken * _needed(outlook, crew))
+        promise = found / (taken * _needed(outlook, crew, windows))
         if promise < least and tried.share_W[crew].min() >= FEWEST / setup.num_workers:
             least, best = promise, tried._replace(took_1=np.full(1, found, np.float32))
     return best
