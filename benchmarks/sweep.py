@@ -59,7 +59,7 @@ def cases(names: list[str]) -> list[Case]:
 
 
 def job(case: Case, source: Source, steps: int) -> Job:
-    """128 samples a worker; a tenth of the steps is warm-up, but at least ten steps."""
+    """128 samples a worker; a tenth of the steps is warm-up, but at least ten."""
     cluster = open_cluster(f"{case.network}-{case.workers}")
     cluster = replace(cluster, compute_s_per_sample=1e-3 * case.compute_ms)
     cache = parse_size("cache", case.cache)
@@ -109,9 +109,9 @@ class Result(NamedTuple):
 
 
 def read(path: Path) -> list[Result]:
-    """What was run so far."""
+    """What was run so far; a line that a crash cut short is left out."""
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines]
+    found = [json.loads(line) for line in lines if line.endswith("}")]
     return [Result(Case(*line["case"]), line["ms"]) for line in found]
 
 
