@@ -35,7 +35,7 @@ def _pressure(seconds_W: F64) -> F64:
     return pressure
 
 
-def _weigh(time: StepTime, outlook: Outlook, smoothing: float) -> None:
+def _weigh(time: StepTime, outlook: Outlook) -> None:
     """Move the weights of seconds towards what they counted in a step.
 
     A step takes max(max(compute, early) + urgent) + max(late), each over all workers. A worker
@@ -50,7 +50,7 @@ def _weigh(time: StepTime, outlook: Outlook, smoothing: float) -> None:
     if bound_by_shards:
         weight_PW[:] = 0
     shard_W = np.full(len(first_W), float(bound_by_shards))
-    outlook.weight_PW[:] += smoothing * (np.vstack([weight_PW, shard_W]) - outlook.weight_PW)
+    outlook.weight_PW[:] += SMOOTHING * (np.vstack([weight_PW, shard_W]) - outlook.weight_PW)
 
 
 def _grown(time: StepTime, samples_W: I64, batch: int) -> tuple[F64, F64]:
@@ -78,7 +78,7 @@ def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> No
     batch = int(samples_W.sum())
     if batch == 0:
         return
-    _weigh(time, outlook, SMOOTHING)
+    _weigh(time, outlook)
     before = float(outlook.took_1[0]) or time.total_s
     outlook.took_1[0] = before + SMOOTHING * (time.total_s - before)
     if (outlook.range_2W[0] == outlook.range_2W[1]).all():

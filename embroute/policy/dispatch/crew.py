@@ -58,8 +58,7 @@ def due(view: View, search: Search) -> bool:
 def crews(setup: Setup) -> list[I64]:
     """All workers, and the fastest 1, 2, 3, 4, 8, ... of them."""
     cluster = setup.cluster
-    order = np.lexsort((-cluster.bytes_s_W, cluster.compute_s_W))
-    order = order[np.argsort(-cluster.bytes_s_W[order], kind="stable")]
+    order = np.lexsort((cluster.compute_s_W, -cluster.bytes_s_W))
     count = setup.num_workers
     sizes = {count, count - count // 2, 3} | {2**i for i in range(count.bit_length())}
     return [order[:size] for size in sorted(sizes, reverse=True) if size <= count]
