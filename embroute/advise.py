@@ -81,8 +81,7 @@ class Wish:
 
     def subsets(self) -> list[tuple[int, ...]]:
         """The fastest workers, of every number asked for."""
-        cluster = self.setup.cluster
-        speed = np.lexsort((cluster.compute_s_W, -cluster.bytes_s_W)).tolist()
+        speed = self.setup.cluster.fastest_first.tolist()
         return [tuple(sorted(speed[:count])) for count in self.worker_counts]
 
 

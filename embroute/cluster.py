@@ -77,6 +77,11 @@ class Cluster:
         slow = [min(host.up_bytes_s, host.down_bytes_s) for host in self.hosts]
         return np.array(slow)[self.host_W]
 
+    @property
+    def fastest_first(self) -> npt.NDArray[np.intp]:
+        """Workers by link, those with equal links by compute."""
+        return np.lexsort((self.compute_s_W, -self.bytes_s_W))
+
     def only(self, workers: Sequence[int]) -> Cluster:
         """The same cluster with some of its workers, in the given order."""
         return replace(self, workers=tuple(self.workers[w] for w in workers))

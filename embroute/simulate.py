@@ -226,8 +226,7 @@ def choose_workers(policy: Policy, job: Job) -> tuple[int, ...]:
         return tuple(range(count))
     if policy.workers != "fast":
         return _listed(policy, count)
-    cluster = job.setup.cluster
-    speed = np.lexsort((cluster.compute_s_W, -cluster.bytes_s_W))
+    speed = job.setup.cluster.fastest_first
     trial = replace(job, steps=min(job.steps, TRIAL_STEPS), warmup=min(job.warmup, TRIAL_WARMUP))
     everyone = replace(policy, workers="all")
     best: tuple[float, tuple[int, ...]] = (np.inf, tuple(range(count)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from embroute.cluster import open_cluster
+from embroute.config import Size
 from embroute.data.open import open_source
 from embroute.kernels.anneal import put, refit
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
@@ -17,12 +19,16 @@ from embroute.kernels.foretell import PULL, PUSH, foretell, touched
 from embroute.kernels.shares import shortest
 from embroute.kernels.uses import Nodes, total
 from embroute.policy.catalog import make_policy
+from embroute.policy.dispatch import sharing
+from embroute.policy.dispatch.search import Search
+from embroute.policy.parts import View
 from embroute.policy.quotas import within
 from embroute.policy.setup import Setup
 from embroute.simulate import Job, measure_named, simulate
 from tests.test_uses import BATCH, BATCHES, loads_of, window
 
 F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
 SOURCE = open_source("online-retail")
 
 
@@ -202,3 +208,22 @@ def test_never_much_slower_than_the_others(network: str, compute_ms: float) -> N
     names = ["esd(1)", "herald", "esd(1, workers=0)", "esd(1, workers=0+1)"]
     best = min(measure_named(name, given).step_time_s for name in names)
     assert measure_named("embroute", given).step_time_s <= 1.02 * best
+
+
+@pytest.mark.parametrize("cache", [180, 200])
+def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step as it is dealt does not fit, it is dealt otherwise, in the same ranges."""
+    asked, plain = [], sharing._plain
+
+    def spied(view: View, search: Search, quotas_W: npt.NDArray[np.int64]) -> Iterator[I32]:
+        asked.append(view.window.step)
+        return plain(view, search, quotas_W)
+
+    monkeypatch.setattr(sharing, "_plain", spied)
+    given = job("edge-4", 0.0)
+    given = replace(given, setup=replace(given.setup, cache=Size(cache, "rows")))
+    steps = simulate(make_policy("embroute(floor=0+0.3+0+0, ceiling=0.2+1+1+1)"), given)
+    taken = np.array([step.traffic.samples_W for step in steps])
+    assert asked
+    assert taken[:, 0].max() <= 52
+    assert taken[:, 1].min() >= 76

@@ -105,12 +105,3 @@ def within(share_W: F32, range_2W: F32) -> F32:
     if free_W.sum() > 0:
         kept_W += lacking * free_W / free_W.sum()
     return kept_W.astype(np.float32)
-
-
-def whole(share_W: F32, num_samples: int) -> I64:
-    """Samples of each worker: by shares, the remainder to the largest fractions."""
-    exact_W = num_samples * share_W.astype(np.float64) / float(share_W.sum())
-    quota_W: I64 = np.floor(exact_W).astype(np.int64)
-    order = np.argsort(quota_W - exact_W, kind="stable")
-    quota_W[order[: num_samples - int(quota_W.sum())]] += 1
-    return quota_W

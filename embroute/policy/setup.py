@@ -120,20 +120,23 @@ class Setup:
     def quotas(self, num_samples: int) -> npt.NDArray[np.int64]:
         """Samples of each worker: by shares, the remainder to the largest fractions."""
         if num_samples not in self._quotas:
-            self._quotas[num_samples] = self._divide(num_samples)
+            shares = self.shares or (1.0,) * self.num_workers
+            self._quotas[num_samples] = divide(shares, num_samples)
         return self._quotas[num_samples].copy()
 
     @cached_property
     def _quotas(self) -> dict[int, I64]:
         return {}
 
-    def _divide(self, num_samples: int) -> I64:
-        shares = np.array(self.shares or (1.0,) * self.num_workers)
-        exact = num_samples * shares / shares.sum()
-        quotas: I64 = np.floor(exact).astype(np.int64)
-        order = np.argsort(-(exact - quotas), kind="stable")
-        quotas[order[: num_samples - int(quotas.sum())]] += 1
-        return quotas
+
+def divide(share_W: npt.ArrayLike, num_samples: int) -> I64:
+    """Samples of each worker: by shares, the remainder to the largest fractions."""
+    shares = np.asarray(share_W, np.float64)
+    exact_W = num_samples * shares / shares.sum()
+    quotas_W: I64 = np.floor(exact_W).astype(np.int64)
+    order = np.argsort(quotas_W - exact_W, kind="stable")
+    quotas_W[order[: num_samples - int(quotas_W.sum())]] += 1
+    return quotas_W
 
 
 def dims(text: str, schema: Schema) -> int | tuple[int, ...]:

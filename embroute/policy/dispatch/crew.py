@@ -57,8 +57,7 @@ def due(view: View, search: Search) -> bool:
 
 def crews(setup: Setup) -> list[I64]:
     """All workers, and the fastest 1, 2, 3, 4, 8, ... of them."""
-    cluster = setup.cluster
-    order = np.lexsort((cluster.compute_s_W, -cluster.bytes_s_W))
+    order = setup.cluster.fastest_first
     count = setup.num_workers
     sizes = {count, count - count // 2, 3} | {2**i for i in range(count.bit_length())}
     return [order[:size] for size in sorted(sizes, reverse=True) if size <= count]
@@ -140,7 +139,7 @@ def _now(dealt: Spread, ahead_TS: npt.NDArray[np.int32]) -> npt.NDArray[np.int32
     return now_1S
 
 
-def _ranges(search: Search, crew: I64, num_workers: int) -> F32:
+def ranges(search: Search, crew: I64, num_workers: int) -> F32:
     """Least and most share of each worker; none for those outside a crew."""
     range_2W = np.zeros((2, num_workers), np.float32)
     for i, given in enumerate((search.floor, search.ceiling)):
@@ -154,7 +153,7 @@ def check_ranges(search: Search, num_workers: int) -> None:
         if len(given) not in (1, num_workers):
             listed = f"{len(given)} workers, the cluster has {num_workers}"
             raise ValueError(f"embroute: {name} names {listed}")
-    least_W, most_W = _ranges(search, np.arange(num_workers), num_workers)
+    least_W, most_W = ranges(search, np.arange(num_workers), num_workers)
     if (least_W > most_W).any():
         w = int(np.argmax(least_W > most_W))
         raise ValueError(
@@ -170,7 +169,7 @@ def check_ranges(search: Search, num_workers: int) -> None:
 
 def _joined(outlook: Outlook, crew: I64, search: Search, setup: Setup) -> Outlook:
     """An outlook in which only a crew takes part; what is known of the present one stays."""
-    range_2W = _ranges(search, crew, setup.num_workers)
+    range_2W = ranges(search, crew, setup.num_workers)
     if ((outlook.range_2W[1] > 0) == (range_2W[1] > 0)).all():
         return outlook._replace(share_W=within(outlook.share_W, range_2W), range_2W=range_2W)
     share_W = np.where(range_2W[1] > 0, first_shares(setup), 0)
@@ -184,8 +183,8 @@ def _joined(outlook: Outlook, crew: I64, search: Search, setup: Setup) -> Outloo
 
 def _possible(crew: I64, search: Search, setup: Setup) -> bool:
     """Whether a crew may take the whole batch, and no other worker has to take part."""
-    everyone_2W = _ranges(search, np.arange(setup.num_workers), setup.num_workers)
-    range_2W = _ranges(search, crew, setup.num_workers)
+    everyone_2W = ranges(search, np.arange(setup.num_workers), setup.num_workers)
+    range_2W = ranges(search, crew, setup.num_workers)
     return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 

@@ -34,8 +34,7 @@ from embroute.kernels.caches import Found, find
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, SHARDS, URGENT, VALUE, VALUE_STATE
 from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, gather
 from embroute.policy.parts import View
-from embroute.policy.quotas import whole
-from embroute.policy.setup import Setup
+from embroute.policy.setup import Setup, divide
 from embroute.policy.state import Outlook
 
 F32 = npt.NDArray[np.float32]
@@ -182,7 +181,7 @@ def _quotas(setup: Setup, outlook: Outlook, entries: tuple[Indexed, ...]) -> I32
     share_W = outlook.share_W
     sizes = [len(entry.batch) for entry in entries]
     if len(share_W) and (outlook.range_2W[0] != outlook.range_2W[1]).any():
-        return np.array([whole(share_W, size) for size in sizes], np.int32)
+        return np.array([divide(share_W, size) for size in sizes], np.int32)
     return np.array([setup.quotas(size) for size in sizes], np.int32)
 
 

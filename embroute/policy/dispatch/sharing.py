@@ -8,15 +8,19 @@ own; so the effort of several steps goes into each (docs/policy.md).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.touches import Lookups, touches
 from embroute.policy.dispatch.block import block
-from embroute.policy.dispatch.crew import check_ranges, choose_crew, due
+from embroute.policy.dispatch.crew import check_ranges, choose_crew, due, ranges
 from embroute.policy.dispatch.esd import esd
 from embroute.policy.dispatch.search import (
     Search,
+    Spread,
     carried,
     improve,
     prices,
@@ -26,8 +30,11 @@ from embroute.policy.dispatch.search import (
 )
 from embroute.policy.parts import Dealing, Dispatch, View
 from embroute.policy.plan import touched_rows
+from embroute.policy.quotas import within
+from embroute.policy.setup import divide
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 
 def _excess(view: View, worker_S: I32) -> int:
@@ -40,6 +47,32 @@ def _excess(view: View, worker_S: I32) -> int:
     touched = touches(lookups, worker_S, state.setup.num_workers, num_rows, nothing)
     rows_WA = touched_rows(touched, view.rows.arena_U, capacity_WA.shape)
     return int((rows_WA - capacity_WA).max())
+
+
+def _plain(view: View, search: Search, quotas_W: I64) -> Iterator[I32]:
+    """Dealings that spread rows more: with the same quotas, then with all workers' alike.
+
+    Floors and ceilings are the user's and are kept; a crew is not.
+    """
+    quotas = [quotas_W]
+    if search.free:
+        workers = len(quotas_W)
+        range_2W = ranges(search, np.arange(workers), workers)
+        share_W = within(np.full(workers, 1 / workers, np.float32), range_2W)
+        quotas.append(divide(share_W, len(view.window.now.batch)))
+    for quotas_W in quotas:
+        same = replace(view, quotas_W=quotas_W)
+        yield esd().choose(same).worker_S
+        yield block().choose(same).worker_S
+
+
+def _fits(view: View, search: Search, dealt: Spread) -> I32:
+    """The current batch as it is dealt, unless a cache cannot hold the rows of the step."""
+    worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]].copy()
+    if _excess(view, worker_S) <= 0:
+        return worker_S
+    others = _plain(view, search, dealt.loads.quota_TW[0].astype(np.int64))
+    return min(others, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
 
 
 def sharing(search: Search) -> Dispatch:
@@ -59,11 +92,6 @@ def sharing(search: Search) -> Dispatch:
         dealt = spread(view, outlook, search, price_PAV)
         improve(dealt, search, view.window.step)
         settle(dealt)
-        worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]].copy()
-        if _excess(view, worker_S) > 0:
-            # Rows gather where they are cheap, but a cache must hold those of a step.
-            plain = (esd().choose(view).worker_S, block().choose(view).worker_S)
-            worker_S = min(plain, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
-        return Dealing(worker_S, carried(dealt, outlook))
+        return Dealing(_fits(view, search, dealt), carried(dealt, outlook))
 
     return Dispatch("sharing", choose, ahead=search.ahead, timed=search.timed, free=search.free)
