@@ -6,20 +6,25 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.record import markdown, record
-from benchmarks.sanity import traces
+from benchmarks.sanity import opened_traces
 from embroute.cluster import open_cluster
 from embroute.data.batch import Source
 from embroute.data.open import open_source
+from embroute.policy.dispatch.search import Search
+from embroute.policy.dispatch.sharing import sharing
+from embroute.policy.evict.freshness import stale_first
+from embroute.policy.parts import Policy
 from embroute.policy.setup import Setup
-from embroute.simulate import Job, Outcome, measure_named
+from embroute.policy.sync.on_demand import on_demand
+from embroute.simulate import Job, Outcome, measure, measure_named
 
 RIVALS = ("esd(1)", "herald", "esd(1, workers=fast)", "herald(workers=fast)")
-EFFORTS = (100, 300, 600, 1000, 1500, 3000)
+EFFORTS = (100, 350, 700, 1400, 2800)
+WINDOWS = (0, 1, 5, 9, 20, 100)
+A_BATCH = 140  # effort for each batch of a window
 COMPUTE_S = 0.05e-3
 
 
@@ -60,15 +65,36 @@ def curve(name: str, source: Source) -> list[list[str]]:
     return rows
 
 
+def windows(name: str, source: Source) -> list[list[str]]:
+    """The same by window: with an effort that grows with it, and with the default one."""
+    edge = job(source, "edge-8")
+    esd = measure_named("esd(1)", edge).transmission_cost_s
+    rows = []
+    for ahead in WINDOWS:
+        spent = []
+        for effort in (A_BATCH * (ahead + 1), Search.effort):
+            search = Search(effort, ahead, largest_window=2**31, timed=False, free=False)
+            own = measure(Policy("own", sharing(search), on_demand(), stale_first()), edge)
+            spent += [f"{own.transmission_cost_s / esd:.3f}", f"{own.decision_ms:.0f}"]
+        rows.append([name, str(ahead), *spent])
+    return rows
+
+
+def many(source: Source) -> str:
+    """Milliseconds of a step with 32 workers of 128 samples each."""
+    setup = Setup(source.schema, open_cluster("edge-32"), batch_size=32 * 128)
+    return (
+        f"{measure_named('embroute(objective=cost)', Job(source, setup, 30, 10)).decision_ms:.0f}"
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    folder = parser.parse_args().data
-    with tempfile.TemporaryDirectory() as scratch:
-        sources = traces(folder, Path(scratch))
+    with opened_traces(argparse.ArgumentParser(description=__doc__)) as (_, sources):
         sources["synthetic criteo-kaggle"] = open_source("criteo-kaggle")
         table = [[name, *ratios(source)] for name, source in sources.items()]
         curves = [row for name, source in sources.items() for row in curve(name, source)]
+        looks = [row for name, source in sources.items() for row in windows(name, source)]
+        crowd = many(sources["synthetic criteo-kaggle"])
     note = (
         "8 workers x 128 samples, caches of 10 %, 90 steps of which 10 warm-up. Cost (edge-8, dim "
         "64, equal quotas) and rows (dc-8) over `esd(1)`; step time (edge-8, dim 512, 0.05 ms per "
@@ -76,8 +102,17 @@ def main() -> None:
     )
     headings = ["trace", "transmission cost", "rows moved", "step time"]
     by_effort = markdown(["trace", "effort", "cost over esd(1)", "ms per step"], curves)
-    body = f"{note}\n\n{markdown(headings, table)}\n\n{by_effort}"
-    record("own", "Our own policy", body)
+    grown, fixed = f"effort {A_BATCH} a batch", f"effort {Search.effort}"
+    looked = ["trace", "batches ahead", f"cost, {grown}", "ms", f"cost, {fixed}", "ms"]
+    more = (
+        f"By window, the whole of it dealt if the effort lets every batch of it be read:\n\n"
+        f"{markdown(looked, looks)}\n\n32 workers x 128 samples x 26 look-ups: {crowd} ms a step."
+    )
+    record(
+        "own",
+        "Our own policy",
+        f"{note}\n\n{markdown(headings, table)}\n\n{by_effort}\n\n{more}",
+    )
 
 
 if __name__ == "__main__":

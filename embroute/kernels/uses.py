@@ -36,6 +36,7 @@ SIZE, SUM, OWNER, BEFORE, AFTER, ARENA, KNOWN, TAIL, COSTS = 0, 1, 2, 3, 4, 5, 6
 NOBODY = -1
 ALONE, SHARE, PULL = 0, 1, 2  # prices
 CHUNK = 8
+MOST = 255  # of what is remembered of a row: all its recent uses
 
 
 class Uses(NamedTuple):
@@ -303,23 +304,30 @@ def gather(
 
 
 @kernel
-def attract(
-    linear_SV: F32, affinity_NW: U8, number_N: I32, lookups: tuple[I32, I64], worth_N: F32
-) -> None:
-    """Make workers cheaper for samples whose rows were used there before.
+def familiar(affinity_NW: U8, number_N: I32) -> tuple[U8, F32]:
+    """What is remembered of each row, by worker, and at all workers together as a part of MOST."""
+    known_NW = np.empty((len(number_N), affinity_NW.shape[1]), np.uint8)
+    again_N = np.empty(len(number_N), np.float32)
+    for n in range(len(number_N)):
+        number, known = index(number_N[n]), 0
+        for w in range(affinity_NW.shape[1]):
+            known_NW[n, index(w)] = affinity_NW[number, index(w)]
+            known += affinity_NW[number, index(w)]
+        again_N[n] = np.float32(known) / np.float32(MOST)
+    return known_NW, again_N
 
-    `lookups`: nodes of all look-ups, and the first look-up of each sample.
-    """
-    node_L, first_S = lookups
+
+@kernel
+def attract(linear_SV: F32, known_NW: U8, worth_N: F32, node_L: I32, first_S: I64) -> None:
+    """Make workers cheaper for samples whose rows were used there before."""
     for s in range(len(linear_SV)):
         for i in range(first_S[s], first_S[s + 1]):
             if node_L[i] < 0 or worth_N[index(node_L[i])] == 0:
                 continue
             n = index(node_L[i])
-            number = index(number_N[n])
-            for w in range(affinity_NW.shape[1]):
-                worth = worth_N[n] * np.float32(affinity_NW[number, index(w)])
-                linear_SV[s, index(w)] -= worth
+            worth = worth_N[n] / np.float32(MOST)
+            for w in range(known_NW.shape[1]):
+                linear_SV[s, index(w)] -= worth * np.float32(known_NW[n, index(w)])
 
 
 @kernel

@@ -140,8 +140,8 @@ def _parts(options: Options, name: str, default: str) -> tuple[float, ...]:
 
 
 def _embroute(options: Options) -> Policy:
-    effort = parse_int("embroute: effort", options.get("effort", "1500"), 1, 10**6)
-    ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 1, 100)
+    effort = parse_int("embroute: effort", options.get("effort", "1400"), 1, 10**6)
+    ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 0, 100)
     objective = options.get("objective", "time")
     if objective not in ("time", "cost"):
         raise ValueError(f"embroute: objective must be time or cost, got {objective!r}")

@@ -32,7 +32,7 @@ from embroute.kernels.anneal import (
 )
 from embroute.kernels.caches import Found, find
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, SHARDS, URGENT, VALUE, VALUE_STATE
-from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, gather
+from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, familiar, gather
 from embroute.policy.parts import View
 from embroute.policy.setup import Setup, divide
 from embroute.policy.state import Outlook
@@ -46,13 +46,14 @@ I64 = npt.NDArray[np.int64]
 class Search:
     """How to search. Heats, stiffness and rates are in units of the mean price of a row."""
 
-    effort: int = 1500  # look-ups to read in a step, for each sample of its batch
+    effort: int = 1400  # look-ups to read in a step, for each sample of its batch
     ahead: int = 9  # batches beside the current one that are dealt together
+    largest_window: int = 110_000  # look-ups of them all, times chunks of workers: what caches hold
     grouping: float = 1.0  # look-ups read for groups for each one read for single samples
     hot: float = 1.0  # noise on the costs of a batch that enters the window
     cold: float = 0.02  # and of one that is about to be trained
     stiffness: float = 0.03  # price of one sample above a quota
-    rate: float = 0.02  # growth of prices in a sweep per sample above a quota
+    rate: float = 0.04  # growth of prices in a sweep per sample above a quota
     tail: float = 0.25  # worth of owning a row that was often used, of the price of a use
     affinity: float = 0.1  # worth of a worker where a row was always used before, likewise
     homing: float = 0.5  # and if nobody owns the row
@@ -68,6 +69,7 @@ class Spread(NamedTuple):
     """A window spread out for the search."""
 
     entries: tuple[Indexed, ...]
+    depth: int  # batches ahead; fewer are there at the end of a stream
     uses: Uses
     loads: Loads
     groups: Groups
@@ -79,7 +81,7 @@ class Spread(NamedTuple):
     unit: float  # mean price of a row
 
 
-LARGEST = 1_300_000  # look-ups of a window, times the chunks of workers
+SPREADING = 1.5  # look-ups read that spreading out one of the window counts as
 WIDE = (16, 2048)  # workers and samples of a step from which on effort does not grow with them
 REFITS = 6  # rounds of bringing a batch to its quotas
 KINDS = ((EARLY, EARLY), (EARLY, URGENT), (LATE, EARLY), (LATE, URGENT))  # of uses
@@ -185,30 +187,41 @@ def _quotas(setup: Setup, outlook: Outlook, entries: tuple[Indexed, ...]) -> I32
     return np.array([setup.quotas(size) for size in sizes], np.int32)
 
 
+def _work(search: Search, samples: int, num_workers: int) -> float:
+    """Look-ups to read in a step."""
+    return search.effort * samples * min(1, WIDE[0] / num_workers) * min(1, WIDE[1] / samples)
+
+
 def _depth(now: Indexed, search: Search, setup: Setup) -> int:
-    """Batches ahead that are dealt together: fewer where they are large and workers are many."""
-    chunks = -(-setup.num_workers // CHUNK)
-    return max(2, min(search.ahead, LARGEST // max(1, chunks * len(now.unique_of_lookup)) - 1))
+    """Batches ahead that are dealt together: as many as the effort allows to read at all.
+
+    Fewer where they are large and workers are many; one where that is asked for, whatever it takes.
+    """
+    lookups, chunks = len(now.unique_of_lookup), -(-setup.num_workers // CHUNK)
+    whole = SPREADING + 1 + search.grouping
+    batches = _work(search, len(now.batch), setup.num_workers) / max(1, whole * lookups)
+    room = search.largest_window // max(1, chunks * lookups)
+    return min(search.ahead, max(1, min(int(batches), room) - 1))
 
 
 def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spread:
     """The window's uses with every sample where earlier steps meant it to be."""
     state, window, setup = view.state, view.window, view.state.setup
-    entries = (window.now, *window.ahead[: _depth(window.now, search, setup)])
+    depth = _depth(window.now, search, setup)
+    entries = (window.now, *window.ahead[:depth])
     cells = state.caches.cells
     founds = [view.found, *(find(cells, entry.rows_U) for entry in entries[1:])]
     quota_TW = _quotas(setup, outlook, entries)
     node_L, first_S, first_T = _lookups(entries)
     number_N = np.concatenate([found.number_U for found in founds])
-    again_N = outlook.affinity_NW[number_N].sum(1, dtype=np.float32) / 255
+    known_NW, again_N = familiar(outlook.affinity_NW, number_N)
     nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N)
     worker_S = _start(entries, outlook, quota_TW)
     uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
     unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
-    worth_N = np.where(nodes.owner_N >= 0, search.affinity, search.homing) * np.float32(unit / 255)
-    attract(
-        uses.linear_SV, outlook.affinity_NW, number_N, (node_L, first_S), worth_N.astype(np.float32)
-    )
+    worth_N = np.where(nodes.owner_N >= 0, search.affinity, search.homing) * (again_N > 0)
+    worth_N = (unit * worth_N).astype(np.float32)
+    attract(uses.linear_SV, known_NW, worth_N, node_L, first_S)
     load_TW = np.array(
         [
             np.bincount(worker_S[a:b], minlength=setup.num_workers)
@@ -228,7 +241,8 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
     first_use_T = np.searchsorted(kept, bases)
     bases_T = np.array(bases, np.int64)
     groups = members(uses)
-    return Spread(entries, uses, loads, groups, first_use_T, nodes, node_L, first_S, bases_T, unit)
+    dealt = (uses, loads, groups, first_use_T, nodes, node_L, first_S, bases_T)
+    return Spread(entries, depth, *dealt, unit)
 
 
 def improve(spread: Spread, search: Search, step: int) -> None:
@@ -236,21 +250,21 @@ def improve(spread: Spread, search: Search, step: int) -> None:
     uses, loads, unit = spread.uses, spread.loads, spread.unit
     seed = (step + 1) * 0x9E3779B97F4A7C15 % 2**64
     random = np.array([seed], np.uint64)
-    life = search.ahead + 1
     cooling = search.cold / search.hot
-    samples, lookups = int(loads.first_T[1]), len(uses.use_L)
-    width = min(1.0, WIDE[0] / len(loads.load_TW[0])) * min(1.0, WIDE[1] / max(1, samples))
-    work = search.effort * samples * width / max(1.0, lookups * (1 + search.grouping))
-    sweeps = max(1, round(work))
+    work = _work(search, int(loads.first_T[1]), len(loads.load_TW[0]))
+    work -= SPREADING * len(spread.node_L)
+    affordable = work / max(1, (1 + search.grouping) * len(uses.use_L))
+    sweeps = max(1, round(affordable))
+    grouping = search.grouping * min(1.0, max(0.0, 2 * affordable - 1))
     for i in range(sweeps):
         for t in range(len(spread.entries)):
-            age = (search.ahead - t + (i + 0.5) / sweeps) / life
+            age = (spread.depth - t + (i + 0.5) / sweeps) / (spread.depth + 1)
             noise = search.hot * cooling**age * unit
             heat = Heat(noise, search.stiffness * unit, GUMBEL, random)
             sweep(uses, loads, t, heat)
             first, last = spread.first_use_T[t : t + 2]
             ends = loads.first_T[t : t + 2]
-            budget = int(search.grouping * (uses.first_S[ends[1]] - uses.first_S[ends[0]]))
+            budget = int(grouping * (uses.first_S[ends[1]] - uses.first_S[ends[0]]))
             at = (t, int(first), int(last), search.largest, budget)
             group_sweep(uses, loads, spread.groups, at, heat)
             reprice(loads, t, search.rate * unit)

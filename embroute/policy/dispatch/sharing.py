@@ -94,4 +94,5 @@ def sharing(search: Search) -> Dispatch:
         settle(dealt)
         return Dealing(_fits(view, search, dealt), carried(dealt, outlook))
 
-    return Dispatch("sharing", choose, ahead=search.ahead, timed=search.timed, free=search.free)
+    ahead = max(1, search.ahead)
+    return Dispatch("sharing", choose, ahead=ahead, timed=search.timed, free=search.free)
