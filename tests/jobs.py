@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from embroute.cluster import uniform
+from embroute.cluster import Cluster, uniform
 from embroute.config import Size
 from embroute.data.schema import Schema, Table
 from embroute.policy.catalog import make_policy
@@ -273,5 +273,25 @@ def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
     last = cluster.hosts[-1]
     slow = replace(last, up_bytes_s=last.up_bytes_s / 10, down_bytes_s=last.down_bytes_s / 10)
     settings["network"] = replace(cluster, hosts=(*cluster.hosts[:-1], slow))
+    settings["compute_ms_per_sample"] = 1e-5
+    return settings
+
+
+def slow_shards(num_workers: int, num_shards: int) -> Cluster:
+    """Equal workers, and shards that everybody waits for."""
+    cluster = uniform(num_workers, num_shards)
+    slow = [
+        replace(host, up_bytes_s=host.up_bytes_s / 20, down_bytes_s=host.down_bytes_s / 20)
+        for host in cluster.hosts[:num_shards]
+    ]
+    hosts = (*slow, *cluster.hosts[num_shards:])
+    return replace(cluster, hosts=hosts, coordinator=num_shards, compute_s_per_sample=1e-8)
+
+
+def crowded_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
+    """The same with quotas that the policy chooses, and shards that everybody waits for."""
+    settings = settings_of(policy, num_workers)
+    del settings["quotas"]
+    settings["network"] = slow_shards(num_workers, num_shards)
     settings["compute_ms_per_sample"] = 1e-5
     return settings

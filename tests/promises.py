@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cluster import uniform
+from embroute.cluster import Cluster, uniform
 from embroute.cost import Traffic
 from embroute.kernels.transfers import empty_counts, tally
 from embroute.policy.catalog import make_policy
@@ -43,6 +44,13 @@ class Promise(NamedTuple):
     drain_bytes_WKI: I64
 
 
+def _cluster(settings: Settings, topology: tuple[int, int]) -> Cluster:
+    """The network that a job is told, or the one it supposes."""
+    told = settings.get("network", uniform(*topology))
+    assert isinstance(told, Cluster)
+    return replace(told, compute_s_per_sample=settings.get("compute_ms_per_sample", 0.0) / 1e3)
+
+
 def promise(
     stream: Sequence[Batch], optimizer: str, topology: tuple[int, int], settings: Settings
 ) -> Promise:
@@ -51,12 +59,12 @@ def promise(
     own.learn(stream[0])
     setup = Setup(
         own.schema,
-        uniform(*topology),
+        _cluster(settings, topology),
         WIDTHS,
         BATCH,
         optimizer,
         size_of(settings),
-        settings["quotas"],
+        settings.get("quotas", ()),
     )
     batches = [own.batch(item) for item in stream]
     seen = np.concatenate([batch.rows[batch.rows >= 0] for batch in batches])
@@ -82,7 +90,7 @@ def assert_kept(promised: Promise, results: Mapping[str, Result]) -> None:
     for name, result in results.items():
         log = result.meter.log
         if log is not None and name != "coordinator":
-            assert max(step for step, _ in log.rows) <= len(promised.steps), name
+            assert max((step for step, _ in log.rows), default=0) <= len(promised.steps), name
 
 
 def _assert_counted(

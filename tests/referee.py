@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from embroute.kernels.transfers import Transfers
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan
 from embroute.policy.setup import Setup
+from tests.moves import Transfer, unpack
 
 Key = tuple[int, int]  # (worker, row)
 
@@ -44,23 +44,6 @@ class Copy:
     clock: int
     start: int
     unsent: int = 0
-
-
-class Transfer(NamedTuple):
-    """One transfer, unpacked."""
-
-    worker: int
-    row: int
-    slot: int
-    arena: int
-    kind: int
-    record: int
-    phase: int
-
-
-def unpack(transfers: Transfers) -> list[Transfer]:
-    """Transfers one by one."""
-    return [Transfer(*values) for values in zip(*(c.tolist() for c in transfers), strict=True)]
 
 
 @dataclass
@@ -145,6 +128,13 @@ class Referee:
         if self.policy.exact:
             return not copy.value & ~self.shard[copy.row]
         return not copy.unsent
+
+    def _also_at_another(self, worker: int, copy: Copy) -> bool:
+        """Whether another worker holds all that a copy holds: a replica of it."""
+        others = [c for w, held in enumerate(self.copies) if w != worker for c in held.values()]
+        return self.policy.sync.replicates and any(
+            c.row == copy.row and not copy.value & ~c.value for c in others
+        )
 
     def _copy(self, move: Transfer) -> Copy:
         copy = self.copies[move.worker].get(move.slot)
@@ -290,7 +280,8 @@ class Referee:
         old = self.copies[worker].get(move.slot)
         if old is None:
             return
-        demand(self._clean(old), "law 2: overwrites an update of row", old.row, move)
+        safe = self._clean(old) or self._also_at_another(worker, old)
+        demand(safe, "law 2: overwrites an update of row", old.row, move)
         if old.row != move.row:
             demand((worker, old.row) not in self.touched, "law 5: in use: row", old.row, move)
             del self.slot_of[worker][old.row]
@@ -303,8 +294,8 @@ class Referee:
             demand(not busy, "early pull into a slot in use", move)
             demand(move.row not in self.late_homes, "early pull before a late return", move)
         else:
-            # Nothing runs before the first step, and replicas are filled at a swap.
-            needless = not (busy or self.first or self.policy.sync.replicates)
+            # Nothing runs before the first step, and a hot set is filled at a swap.
+            needless = not (busy or self.first or self.policy.order_changed)
             demand(move.phase == codes.LATE and not needless, "late without need", move)
 
     def _slots(self, plan: Plan) -> None:

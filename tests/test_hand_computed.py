@@ -188,7 +188,7 @@ def test_esd_costs() -> None:
     now = window.now
     rows = StepRows(now.rows_U, now.before_U, now.later_U, setup.arena_of(now.rows_U), 1)
     found = find(state.caches.cells, now.rows_U)
-    cost_SW = cost_matrix(View(window, state, rows, found, np.array([1, 1])))
+    cost_SW = cost_matrix(View(window, state, rows, found, np.array([1, 1]), np.empty(0, np.int32)))
     # Sample (0, 1): at worker 0 row 0 is there; row 1 costs its pull 1 and worker 1's push 10.
     # At worker 1 row 1 is there; row 0 costs its pull 10 and worker 0's push 1.
     # Row 2: nobody has it.

@@ -20,8 +20,9 @@ from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan, drain, traffic
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
+from tests.jobs import slow_shards
 from tests.referee import Referee, demand
-from tests.workloads import Workload, long_workload, one_row_each, star, workloads
+from tests.workloads import Workload, draw_batches, long_workload, one_row_each, star, workloads
 
 Arrays = dict[str, npt.NDArray[np.float64]]  # of any type
 
@@ -192,6 +193,17 @@ def test_laws(name: str, workload: Workload) -> None:
 def test_laws_in_a_long_run(name: str) -> None:
     referee = play(make_policy(name), long_workload("rowwise-adagrad"), compare_every=25)
     assert sum(referee.made.values()) > 2000
+
+
+def test_laws_where_rows_ride_the_all_reduce() -> None:
+    """Some rows are all-reduced in some steps, their caches are full, and they leave again."""
+    long = long_workload("rowwise-adagrad")
+    setup = replace(long.setup, cluster=slow_shards(3, 2), batch_size=24, shares=())
+    batches = draw_batches(setup.schema, [24] * 149 + [5], 7)
+    policy, crowded = make_policy("embroute(quotas=equal)"), Workload(setup, batches)
+    play(policy, crowded, compare_every=1)
+    rows = [step.plan.replicated_U for step in crowded.plans(policy, crowded.start(policy))]
+    assert 10 < sum(len(reduced) > 0 for reduced in rows) < len(rows)
 
 
 @pytest.mark.parametrize("name", POLICIES)

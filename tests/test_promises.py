@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -17,11 +18,12 @@ from embroute.policy.plan import traffic
 from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.feed import SampleFeed
+from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
 from embroute.runtime.notes import step_notes
 from embroute.runtime.places import Places
 from embroute.runtime.wire import packed_bytes
-from tests.jobs import Result, batches, settings_of, train
+from tests.jobs import Result, batches, crowded_settings, free_settings, settings_of, train
 from tests.promises import Promise, assert_kept, feed, promise
 
 STEPS, TOPOLOGY = 60, (3, 2)
@@ -55,21 +57,30 @@ POLICIES = [
 ]
 
 
-def run(policy: str) -> tuple[Promise, dict[str, Result]]:
+def run(settings: Settings) -> tuple[Promise, dict[str, Result]]:
     """A job planned, and the same job run."""
     workers, shards = TOPOLOGY
-    stream, settings = batches(workers, STEPS), settings_of(policy, workers)
-    settings["debug"] = "steps"
+    stream, settings = batches(workers, STEPS), settings | Settings(debug="steps")
     results = run_local(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
     return promise(stream, "adagrad", TOPOLOGY, settings), results
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_step_moves_what_its_plan_says(policy: str) -> None:
-    promised, results = run(policy)
+    promised, results = run(settings_of(policy, TOPOLOGY[0]))
     assert len(promised.steps) >= STEPS
     assert_kept(promised, results)
     assert_notes_counted(promised, results)
+
+
+@pytest.mark.parametrize("made", [free_settings, crowded_settings])
+def test_so_do_steps_of_free_quotas_and_all_reduced_rows(
+    made: Callable[[str, int, int], Settings],
+) -> None:
+    promised, results = run(made("embroute(effort=200)", *TOPOLOGY))
+    assert_kept(promised, results)
+    assert_notes_counted(promised, results)
+    assert (made is crowded_settings) == any(step.hot_rows for step in promised.steps)
 
 
 def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:

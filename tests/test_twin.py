@@ -17,13 +17,16 @@ from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.feed import Dealt
 from embroute.runtime.local import run_local
+from embroute.runtime.notes import Work
 from embroute.runtime.optim import RowOptimizer, row_optimizer
+from embroute.runtime.run import Run
 from tests.jobs import (
     BATCH,
     WIDTHS,
     Batch,
     Result,
     batches,
+    crowded_settings,
     free_settings,
     gathered,
     loss_of,
@@ -84,6 +87,25 @@ def test_free_quotas_equal_plain_torch(optimizer: str) -> None:
     taken = [results[f"worker{worker}"].samples for worker in range(workers)]
     assert len(set(taken[0])) > 1  # shares move
     assert sum(taken[2]) < sum(taken[0])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rows_on_the_all_reduce_equal_plain_torch(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, shards = 3, 2
+    policy, update, reduced = "embroute(effort=200, quotas=equal)", Run._update_replicas, []
+
+    def counted(run: Run, work: Work, sums: Sequence[torch.Tensor]) -> None:
+        reduced.append(sum(len(slots) for slots in work.replica_slot_AU))
+        update(run, work, sums)
+
+    monkeypatch.setattr(Run, "_update_replicas", counted)
+    stream, settings = batches(workers, STEPS), crowded_settings(policy, workers, shards)
+    results = run_local(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    gathered(results, workers, shards).assert_equal(plain_cached(optimizer, workers, STEPS))
+    assert workers < len(reduced) < workers * STEPS  # in some steps, and not in all
+    assert max(reduced) > 1
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

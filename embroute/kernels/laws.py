@@ -17,7 +17,9 @@ from embroute.kernels.codes import (
     HIT,
     LOCAL,
     MISS,
+    NO_HOLDER,
     NOTHING,
+    REPLICA,
     SEVERAL,
     SLOT_MASK,
     START,
@@ -99,14 +101,24 @@ def touches_lawful(
 
 
 @kernel
-def updates_home(caches: Caches, touches: Touches, found: Found) -> int:
+def _all_have(touches: Touches, decision: Decision, u: int) -> bool:
+    """Whether a row's gradients are all-reduced, or nothing changes, and nobody needs a pull."""
+    for i in range(touches.first_U[u], touches.first_U[u + 1]):
+        t = index(touches.of_row_T[i])
+        if decision.mode_T[t] < REPLICA or decision.need_T[t] != HIT:
+            return False
+    return True
+
+
+@kernel
+def updates_home(caches: Caches, touches: Touches, found: Found, decision: Decision) -> int:
     """Laws 2 and 3: before a row is pulled or updated elsewhere, its newest value is home."""
     slots, planning = caches.slot_WCF, caches.planning[0]
     copies_UW, only_U, num_workers = found.copies_UW, found.only_U, found.copies_UW.shape[1]
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     for u in range(len(only_U)):
         first, last = index(first_U[u]), index(first_U[u + 1])
-        if first == last:
+        if first == last or only_U[u] == NO_HOLDER or _all_have(touches, decision, u):
             continue
         alone = worker_T[index(of_row_T[first])] if last - first == 1 else -1
         start = max(only_U[u], 0)

@@ -29,6 +29,7 @@ from embroute.policy.regroup.hot_set import by_count, by_theory
 from embroute.policy.state import State
 from embroute.policy.sync.bounded import bounded
 from embroute.policy.sync.on_demand import on_demand, until_last_use
+from embroute.policy.sync.reduced import reduced
 from embroute.policy.sync.replicated import always_replicated, swapped
 from embroute.policy.sync.write_through import uncached, write_through
 
@@ -164,7 +165,7 @@ def _embroute(options: Options) -> Policy:
         floor=floor,
         ceiling=ceiling,
     )
-    return Policy("embroute", sharing(search), on_demand(), stale_first())
+    return Policy("embroute", sharing(search), reduced(), stale_first())
 
 
 def _unbounded(options: Options) -> Policy:

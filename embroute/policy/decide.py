@@ -38,6 +38,7 @@ from embroute.policy.laws import check
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
 from embroute.policy.plan import Plan, PlanError, drain, replicated, touched_rows, traffic
 from embroute.policy.quotas import balance, room
+from embroute.policy.reduction import learn_pace, reduction
 from embroute.policy.state import Outlook, State
 
 I32 = npt.NDArray[np.int32]
@@ -101,7 +102,7 @@ def _moves(policy: Policy, scene: Scene, decision: Decision, placement: Placemen
 
 def _replica_slots(scene: Scene, decision: Decision, placement: Placement) -> I32:
     """Where every worker keeps the rows whose gradients the step all-reduces."""
-    if not len(scene.state.hot_R):
+    if not (decision.mode_T == REPLICA).any():
         return np.empty((0, scene.copies_UW.shape[1]), np.int32)
     chosen = replicated(scene.touches, decision)
     slots_UW = (scene.copies_UW[chosen] & SLOT_MASK) - 1
@@ -135,14 +136,15 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, Dealing]
     seen = found
     if policy.dispatch.looks_at_caches:
         seen = policy.sync.readable(state, rows, found)
-    view = View(window, state, rows, seen, quotas_W)
+    view = View(window, state, rows, seen, quotas_W, extra.everywhere)
     dealing = policy.dispatch.choose(view)
     lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
     touched = touches(
         lookups, dealing.worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
     )
     cell_T, arena_T = of_touches(touched, found.copies_UW, rows.arena_U)
-    return Scene(window, state, rows, found, touched, cell_T, arena_T), dealing
+    scene = Scene(window, state, rows, found, touched, cell_T, arena_T, extra.everywhere)
+    return scene, dealing
 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
@@ -209,13 +211,15 @@ def advance(state: State, plan: Plan) -> None:
 
 def _learn(state: State, plan: Plan, outlook: Outlook) -> None:
     """Keep what a dispatch means to do, and learn from what its step took."""
-    for name in ("ahead_TS", "price_TW", "share_W", "weight_PW", "range_2W", "took_1"):
+    done = reduction(plan.now, state.setup, state.outlook)
+    for name in ("ahead_TS", "price_TW", "share_W", "weight_PW", "range_2W", "took_1", "pace_2"):
         getattr(state.outlook, name)[:] = getattr(outlook, name)
     if len(outlook.share_W):
         time = step_time(traffic(plan, state.setup), state.setup.cluster)
         rows_WA = touched_rows(plan.touches, plan.rows.arena_U, state.caches.capacity_WA.shape)
         room_W = room(rows_WA, state.caches.capacity_WA, plan.samples_W)
         balance(time, plan.samples_W, state.outlook, room_W)
+        learn_pace(state.outlook, time, done)
 
 
 def bring_home(state: State, record: int) -> Transfers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from embroute.kernels.caches import RETURNED, mark
-from embroute.kernels.codes import REPLICA
 from embroute.kernels.laws import (
     SLOTS,
     reads_bounded,
@@ -36,9 +35,8 @@ def check(plan: Plan, state: State, policy: Policy) -> None:
     found, decision = plan.found, plan.decision
     bad, law = touches_lawful(caches, touches, found, decision, plan.placement, policy.exact)
     _demand(policy, plan, LAWS[law], bad)
-    replicas = policy.sync.replicates and bool((plan.decision.mode_T == REPLICA).any())
-    if policy.exact and not replicas:
-        bad = updates_home(caches, touches, found)
+    if policy.exact:
+        bad = updates_home(caches, touches, found, decision)
         _demand(policy, plan, "3 (updates home)", bad)
 
 

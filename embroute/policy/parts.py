@@ -32,6 +32,7 @@ class View:
     rows: StepRows
     found: Found
     quotas_W: I64
+    everywhere: I32  # rows that every worker touches, wherever samples go
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Scene:
     touches: Touches
     cell_T: I32  # the copy of each touch
     arena_T: U8
+    everywhere: I32  # rows that every worker touches
 
     @property
     def copies_UW(self) -> I32:

@@ -33,6 +33,7 @@ class Outlook(NamedTuple):
     weight_PW: npt.NDArray[np.float32]  # of a second in each phase, and at the shards; likewise
     range_2W: npt.NDArray[np.float32]  # least and most that shares may be
     took_1: npt.NDArray[np.float32]  # seconds of recent steps; 0 if none is known
+    pace_2: npt.NDArray[np.float32]  # of the shards' link and of the rest, were nothing all-reduced
 
 
 @dataclass
@@ -111,6 +112,7 @@ def _empty_outlook(setup: Setup, needs: Needs) -> Outlook:
         np.zeros((numbers, workers), np.uint8),
         *(_first_guess(setup, needs.free) if needs.timed else _no_guess(workers)),
         np.zeros(1, np.float32),
+        np.zeros(2 if needs.timed else 0, np.float32),
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from embroute.cost import FLOAT_BYTES, INDEX_BYTES, StepTime, Traffic, step_time
 from embroute.kernels.anneal import refit
-from embroute.kernels.codes import MISS_PULL, NUM_KINDS, NUM_PHASES, UPDATE_PUSH
+from embroute.kernels.codes import GRADIENT, MISS_PULL, NUM_KINDS, NUM_PHASES, UPDATE_PUSH
 from embroute.kernels.foretell import PULL, PUSH, Foretold, foretell, touched
 from embroute.policy.dispatch.search import (
     REFITS,
@@ -30,6 +30,7 @@ from embroute.policy.dispatch.search import (
 )
 from embroute.policy.parts import View
 from embroute.policy.quotas import balance, room, within
+from embroute.policy.reduction import learn_pace
 from embroute.policy.setup import Setup
 from embroute.policy.state import Outlook, first_shares
 
@@ -77,7 +78,11 @@ def _traffic(dealt: Spread, told: Foretold, t: int, setup: Setup) -> Traffic:
     nothing_K = np.zeros(shards, np.int64)
     control_W = (per_sample * samples_W).astype(np.int64)
     plan_W = INDEX_BYTES * told.rows_TWA[t].sum(1)
-    return Traffic(bytes_WKIP, bytes_WKIP, samples_W, control_W, plan_W, nothing_K)
+    hot = dealt.reduced[t].rows
+    arenas = setup.arena_of(dealt.entries[t].rows_U[hot])
+    hot_bytes = int(setup.record_bytes_XA[GRADIENT][arenas].sum())
+    about = (bytes_WKIP, bytes_WKIP, samples_W, control_W, plan_W, nothing_K)
+    return Traffic(*about, len(hot), hot_bytes)
 
 
 def _look(dealt: Spread, setup: Setup, capacity_WA: I64) -> tuple[list[StepTime], Foretold]:
@@ -100,6 +105,7 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
         share_W=outlook.share_W.copy(),
         weight_PW=outlook.weight_PW.copy(),
         took_1=np.zeros_like(outlook.took_1),
+        pace_2=np.zeros_like(outlook.pace_2),
     )
     rounds = ROUNDS if view.window.step else 2 * ROUNDS
     for turn in range(rounds):
@@ -116,11 +122,13 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
         outlook = _again(dealt, outlook)
         found = float(np.mean([time.total_s for time in times[half:]]))
         if found < best[0] and (told.rows_TWA[half:] <= capacity_WA).all():
-            copies = {name: getattr(outlook, name).copy() for name in ("share_W", "weight_PW")}
+            learnt = ("share_W", "weight_PW", "pace_2")
+            copies = {name: getattr(outlook, name).copy() for name in learnt}
             best = (found, outlook._replace(**copies))
         for t in range(half, len(times)):
             samples_W = dealt.loads.load_TW[t].astype(np.int64)
             balance(times[t], samples_W, outlook, room(told.rows_TWA[t], capacity_WA, samples_W))
+            learn_pace(outlook, times[t], dealt.reduced[t])
     return best
 
 

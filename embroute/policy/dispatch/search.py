@@ -34,6 +34,7 @@ from embroute.kernels.caches import Found, find
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, SHARDS, URGENT, VALUE, VALUE_STATE
 from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, familiar, gather
 from embroute.policy.parts import View
+from embroute.policy.reduction import NO_REDUCTION, Reduction, reduction
 from embroute.policy.setup import Setup, divide
 from embroute.policy.state import Outlook
 
@@ -69,6 +70,7 @@ class Spread(NamedTuple):
     """A window spread out for the search."""
 
     entries: tuple[Indexed, ...]
+    reduced: tuple[Reduction, ...]  # rows that cost nothing wherever samples go
     depth: int  # batches ahead; fewer are there at the end of a stream
     uses: Uses
     loads: Loads
@@ -155,11 +157,15 @@ def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail
     return Nodes(before_N, owner_N, arena_N, tail_N)
 
 
-def _lookups(entries: tuple[Indexed, ...]) -> tuple[I32, I64, I64]:
+def _lookups(entries: tuple[Indexed, ...], reduced: tuple[Reduction, ...]) -> tuple[I32, I64, I64]:
     """Nodes of all look-ups, the first look-up of each sample, the first sample of each batch."""
     base, node_L, first_S = entries[0].base, [], [np.zeros(1, np.int64)]
-    for entry in entries:
+    for entry, free in zip(entries, reduced, strict=True):
         unique = entry.unique_of_lookup
+        if len(free.rows):
+            costs_U = np.ones(len(entry.rows_U), np.bool_)
+            costs_U[free.rows] = False
+            unique = np.where((unique >= 0) & costs_U[unique], unique, -1)
         node_L.append(np.where(unique >= 0, unique + np.int32(entry.base - base), -1))
         first_S.append(first_S[-1][-1] + entry.batch.sample_offsets[1:])
     sizes = [len(entry.batch) for entry in entries]
@@ -212,7 +218,11 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
     cells = state.caches.cells
     founds = [view.found, *(find(cells, entry.rows_U) for entry in entries[1:])]
     quota_TW = _quotas(setup, outlook, entries)
-    node_L, first_S, first_T = _lookups(entries)
+    reduced = (
+        NO_REDUCTION._replace(rows=view.everywhere),
+        *(reduction(entry, setup, outlook) for entry in entries[1:]),
+    )
+    node_L, first_S, first_T = _lookups(entries, reduced)
     number_N = np.concatenate([found.number_U for found in founds])
     known_NW, again_N = familiar(outlook.affinity_NW, number_N)
     nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N)
@@ -242,7 +252,7 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
     bases_T = np.array(bases, np.int64)
     groups = members(uses)
     dealt = (uses, loads, groups, first_use_T, nodes, node_L, first_S, bases_T)
-    return Spread(entries, depth, *dealt, unit)
+    return Spread(entries, reduced, depth, *dealt, unit)
 
 
 def improve(spread: Spread, search: Search, step: int) -> None:

@@ -43,8 +43,7 @@ def _excess(view: View, worker_S: I32) -> int:
     offsets = np.ascontiguousarray(now.batch.sample_offsets)
     lookups = Lookups(now.unique_of_lookup, offsets)
     num_rows, capacity_WA = len(view.rows.rows_U), state.caches.capacity_WA
-    nothing = np.empty(0, np.int32)
-    touched = touches(lookups, worker_S, state.setup.num_workers, num_rows, nothing)
+    touched = touches(lookups, worker_S, state.setup.num_workers, num_rows, view.everywhere)
     rows_WA = touched_rows(touched, view.rows.arena_U, capacity_WA.shape)
     return int((rows_WA - capacity_WA).max())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embroute.kernels.caches import Placement
-from embroute.kernels.codes import EXCLUSIVE, FIRST_BUCKET, FREE, SLOT_MASK
+from embroute.kernels.codes import EXCLUSIVE, FIRST_BUCKET, FREE, REPLICA, SLOT_MASK
 from embroute.kernels.order import Moves
 from embroute.kernels.transfers import Decision
 from embroute.policy.parts import Evict, Scene
@@ -25,7 +25,8 @@ def stale_first() -> Evict:
         held = np.flatnonzero(only_U >= 0)
         worker = only_U[held]
         slot = (scene.copies_UW[held, worker] & SLOT_MASK) - 1
-        bucket_T = np.where(decision.mode_T == EXCLUSIVE, readable, stale).astype(np.int32)
+        kept_T = (decision.mode_T == EXCLUSIVE) | (decision.mode_T == REPLICA)
+        bucket_T = np.where(kept_T, readable, stale).astype(np.int32)
         return Moves(
             np.concatenate([worker, touches.worker_T]),
             np.concatenate([slot, placement.slot_T]),
