@@ -1,8 +1,9 @@
-"""Which rows of a step ride the all-reduce: those that relieve a shard link everybody waits for.
+"""Which rows of a step ride the all-reduce: those that relieve links that everybody waits for.
 
-A row that k workers share crosses the shards' link k times each way in every step. All-reduced, it
-does not cross it at all, but 2(n-1)/n times every worker's link, the slowest too. Rows are taken
-from the most used on as long as the longer of the two shrinks (docs/policy.md).
+A row that k workers share crosses the shards' link k times each way in every step, and each of
+these workers' links twice. All-reduced, it does not cross the shards' link at all, but 2(n-1)/n
+times the link of every worker, the slowest too. Rows are taken from the most used on as long as the
+longer of the two, shards and all others, gets shorter (docs/policy.md).
 """
 
 from __future__ import annotations
@@ -69,8 +70,6 @@ def reduction(batch: Indexed, setup: Setup, outlook: Outlook) -> Reduction:
     if not _everyone(outlook) or setup.num_workers == 1:
         return NO_REDUCTION
     shard_s, rest_s = outlook.pace_2.astype(np.float64)
-    if shard_s <= 0.5 * rest_s:
-        return NO_REDUCTION  # nobody waits for the shards
     found = batch.unique_of_lookup[batch.unique_of_lookup >= 0]
     count_U = np.bincount(found, minlength=len(batch.rows_U))
     again_U = batch.before_U == batch.step - 1

@@ -1,4 +1,4 @@
-"""On demand, but rows that all workers share ride the all-reduce where shards are the bottleneck.
+"""On demand, but rows that all workers share ride the all-reduce where that is faster.
 
 A copy is up to date at every worker after such a step, and one of them will bring the row home. So
 a row is all-reduced in one step and not in the next without anything to be undone. Exact.
@@ -53,7 +53,7 @@ def _decide(scene: Scene) -> Decision:
 
 
 def reduced() -> Sync:
-    """Push on demand; all-reduce what relieves the shards' link."""
+    """Push on demand; all-reduce what relieves links that everybody waits for."""
 
     def extra(window: Window, state: State) -> Extra:
         chosen = reduction(window.now, state.setup, state.outlook).rows

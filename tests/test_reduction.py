@@ -1,0 +1,94 @@
+"""Rows on the all-reduce: chosen where they relieve links that everybody waits for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from embroute.cluster import open_cluster, star
+from embroute.config import Size
+from embroute.data.open import open_source
+from embroute.data.window import Horizon
+from embroute.policy import reduction as module
+from embroute.policy.catalog import make_policy
+from embroute.policy.plans import start
+from embroute.policy.reduction import learn_pace, reduction
+from embroute.policy.setup import Setup
+from embroute.policy.state import Outlook
+from embroute.simulate import Job, StepReport, simulate
+
+AVAZU = open_source("avazu")
+
+
+def steps(network: str, compute_ms: float) -> list[StepReport]:
+    cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
+    given = Job(AVAZU, Setup(AVAZU.schema, cluster, 512), 30, 10)
+    found = simulate(make_policy("embroute(effort=300)"), given)
+    return [step for step in found if step.step >= given.warmup]
+
+
+def test_shards_that_everybody_waits_for_are_relieved(monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced = steps("dc-8", 0.002)
+    monkeypatch.setattr(module, "WORTHWHILE", 0.0)
+    plain = steps("dc-8", 0.002)
+    assert min(step.traffic.hot_rows for step in reduced) > 20
+    assert max(step.traffic.hot_rows for step in plain) == 0
+    taken, before = (np.mean([step.time.total_s for step in run]) for run in (reduced, plain))
+    assert taken < 0.95 * before
+
+
+@pytest.mark.parametrize(("network", "compute_ms"), [("edge-8", 0.002), ("dc-8", 0.2)])
+def test_nothing_is_reduced_over_slow_links_or_beside_long_compute(
+    network: str, compute_ms: float
+) -> None:
+    assert max(step.traffic.hot_rows for step in steps(network, compute_ms)) == 0
+
+
+def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> Outlook:
+    outlook = start(make_policy("embroute"), setup).outlook
+    outlook.pace_2[:] = (1e-3 * shard_ms, 1e-3 * rest_ms)
+    return outlook
+
+
+@pytest.mark.parametrize("shard_ms", [0.3, 1.0, 1.5, 3.0, 10.0])
+@pytest.mark.parametrize("links", [[10.0] * 4, [10.0, 10.0, 10.0, 1.0]])
+def test_the_longer_of_both_is_as_short_as_it_gets(links: list[float], shard_ms: float) -> None:
+    """Against a search through all numbers of rows, from the most used on."""
+    setup = Setup(AVAZU.schema, star(links, 10.0), 512, 512, cache=Size(0.2, "share"))
+    horizon = Horizon(setup.schema.num_rows, 1)
+    batches = Job(AVAZU, setup, 2, 0).batches()
+    first, now = (next(batches) for _ in range(2))
+    horizon.push(first)
+    horizon.push(now)
+    horizon.pop()
+    batch = horizon.pop().now
+    chosen = reduction(batch, setup, outlook_of(setup, shard_ms, 1.0))
+    count = np.bincount(batch.unique_of_lookup, minlength=len(batch.rows_U))
+    hot = [u for u in np.argsort(-count, kind="stable") if count[u] >= 8 and batch.before_U[u] == 0]
+    size, gigabit = 4 * 512, 125e6
+    shard, rest, best = 1e-3 * shard_ms, 1e-3, (max(1e-3 * shard_ms, 1e-3), 0)
+    worthwhile = 0.97 * best[0]
+    for taken, u in enumerate(hot, 1):
+        sharers = 4 * (1 - (3 / 4) ** count[u])
+        shard -= sharers * size / (10 * gigabit)
+        rest += 1.5 * size / (min(links) * gigabit) - sharers / 4 * 2 * size / (10 * gigabit)
+        if max(shard, rest) < best[0]:
+            best = (max(shard, rest), taken)
+    expected = best[1] if best[0] <= worthwhile else 0
+    assert chosen.rows.tolist() == hot[:expected]
+    assert (expected > 0) == (min(links) == 10.0 or shard_ms > 1.2)
+
+
+def test_what_is_learnt_does_not_depend_on_what_was_reduced() -> None:
+    """A step that was relieved says the same about a step that is not."""
+    setup = Setup(AVAZU.schema, star([10.0] * 4, 10.0), 512, 512)
+    time = steps("dc-8", 0.2)[0].time
+    outlook = outlook_of(setup, 0.0, 0.0)
+    learn_pace(outlook, time, module.NO_REDUCTION)
+    plain = outlook.pace_2.copy()
+    saved = replace(time, shard_s=time.shard_s - 2e-5, allreduce_s=time.allreduce_s + 1e-5)
+    outlook.pace_2[:] = 0
+    learn_pace(outlook, saved, module.Reduction(np.arange(3, dtype=np.int32), 2e-5, 1e-5))
+    np.testing.assert_allclose(outlook.pace_2, plain, rtol=1e-6)
