@@ -212,8 +212,9 @@ def advance(state: State, plan: Plan) -> None:
 def _learn(state: State, plan: Plan, outlook: Outlook) -> None:
     """Keep what a dispatch means to do, and learn from what its step took."""
     done = reduction(plan.now, state.setup, state.outlook)
-    for name in ("ahead_TS", "price_TW", "share_W", "weight_PW", "range_2W", "took_1", "pace_2"):
-        getattr(state.outlook, name)[:] = getattr(outlook, name)
+    for name in Outlook._fields:
+        if name != "affinity_NW":  # as the step leaves it, below
+            getattr(state.outlook, name)[:] = getattr(outlook, name)
     if len(outlook.share_W):
         time = step_time(traffic(plan, state.setup), state.setup.cluster)
         rows_WA = touched_rows(plan.touches, plan.rows.arena_U, state.caches.capacity_WA.shape)

@@ -213,7 +213,9 @@ def choose_crew(view: View, search: Search) -> Outlook:
     outlook, setup = view.state.outlook, view.state.setup
     present = np.flatnonzero(outlook.range_2W[1] > 0)
     best = _joined(outlook, present, search, setup)
-    taken = _try(view, best, search)[0]
+    taken, settled = _try(view, best, search)
+    if not view.window.step:
+        settled = outlook  # nothing has settled: slow workers get too few samples at first
     if outlook.took_1[0]:
         taken = min(taken, float(outlook.took_1[0]))
     batch, least = len(view.window.now.batch), 1.0
@@ -225,7 +227,7 @@ def choose_crew(view: View, search: Search) -> Outlook:
         if batch / speed >= taken:
             continue  # compute alone takes longer
         found, tried = _try(view, _joined(outlook, crew, search, setup), search)
-        promise = found / (taken * _needed(outlook, crew, windows))
+        promise = found / (taken * _needed(settled, crew, windows))
         if promise < least and tried.share_W[crew].min() >= FEWEST / setup.num_workers:
             least, best = promise, tried._replace(took_1=np.full(1, found, np.float32))
     return best

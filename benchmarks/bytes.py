@@ -1,0 +1,74 @@
+"""Bytes of rows that real training moves, our own policy over ESD, beside the simulator's ratio.
+
+`python -m benchmarks.bytes` trains on built-in data, each rank a process on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.record import markdown, record
+from embroute.cluster import open_cluster
+from embroute.data.open import open_source
+from embroute.policy.setup import Setup
+from embroute.simulate import Job, measure_named
+
+DATA = ("online-retail", "criteo-kaggle", "avazu")
+NETWORK, WORKERS, BATCH, DIM, STEPS, COMPUTE_MS = "edge-4", 4, 128, 16, 120, 0.05
+OWN, OTHER = "embroute", "esd(1)"
+
+
+def trained(data: str, policy: str, folder: Path) -> int:
+    """Row bytes as the ranks counted them."""
+    options = {
+        "data": data,
+        "policy": policy,
+        "workers": WORKERS,
+        "network": NETWORK,
+        "dim": DIM,
+        "batch": BATCH,
+        "steps": STEPS,
+        "optimizer": "sgd",
+        "compute-ms-per-sample": COMPUTE_MS,
+        "held-out": 0,
+        "out": folder / f"{data}-{policy}",
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "embroute", "train", *words]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    summary = json.loads((folder / f"{data}-{policy}" / "summary.json").read_text())
+    return int(summary["row_bytes"])
+
+
+def simulated(data: str, policy: str) -> int:
+    """Row bytes of the same steps as the simulator prices them."""
+    source = open_source(data)
+    cluster = replace(open_cluster(NETWORK), compute_s_per_sample=1e-3 * COMPUTE_MS)
+    setup = Setup(source.schema, cluster, DIM, BATCH * WORKERS)
+    outcome = measure_named(policy, Job(source, setup, STEPS, 0))
+    return int(outcome.traffic.bytes_WKIP.sum())
+
+
+def main() -> None:
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for data in DATA:
+            real = [trained(data, policy, Path(scratch)) for policy in (OWN, OTHER)]
+            told = [simulated(data, policy) for policy in (OWN, OTHER)]
+            ratios = [f"{real[0] / real[1]:.4f}", f"{told[0] / told[1]:.4f}"]
+            rows.append([data, *(f"{size / 1e6:.2f}" for size in real), *ratios])
+    note = (
+        f"{NETWORK}, {WORKERS} workers x {BATCH} samples, dim {DIM}, {STEPS} steps, SGD, caches of "
+        f"10 %. Megabytes of rows between workers and shards, counted by the ranks."
+    )
+    headings = ["data", f"{OWN}, MB", f"{OTHER}, MB", "ratio in training", "ratio simulated"]
+    record("bytes", "Bytes of real training", f"{note}\n\n{markdown(headings, rows)}")
+
+
+if __name__ == "__main__":
+    main()
