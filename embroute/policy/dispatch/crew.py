@@ -8,6 +8,7 @@ places, so the second half is what counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -35,15 +36,17 @@ from embroute.policy.setup import Setup
 from embroute.policy.state import Outlook, first_shares
 
 F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 BETTER = 0.96  # what a change of crew must promise
-AT_FIRST = 0.9  # in the first windows, until crews have
+AT_FIRST = 0.95  # in the first windows, until crews have
 SETTLED = 2
 NO_LOSS = 1.01  # and one that only leaves out workers with less than a
 VESTIGE = 0.06  # part of the samples
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
+PARTS = 251  # in which rows are told apart
 ROUNDING = 1e-5  # of sums of shares
 
 
@@ -97,6 +100,26 @@ def _look(dealt: Spread, setup: Setup, capacity_WA: I64) -> tuple[list[StepTime]
     return [step_time(traffic, setup.cluster) for traffic in moved], told
 
 
+def _moved(view: View, outlook: Outlook) -> Callable[[I32, I64], I32]:
+    """Who would own rows once a crew has taken over: its members, as far as their caches have room.
+
+    What it costs to bring them there is soon forgotten, and would hide that a crew is faster.
+    """
+    takes_W = outlook.range_2W[1] > 0
+    caches = view.state.caches
+    used_W, room_W = caches.used_WA.sum(1), (caches.capacity_WA - caches.used_WA).sum(1)
+    crew, left = np.flatnonzero(takes_W), max(1, int(used_W[~takes_W].sum()))
+    fits = min(1.0, float(room_W[takes_W].sum()) / left)
+
+    def moved(owner_N: I32, rows_N: I64) -> I32:
+        heir_N = crew[rows_N % len(crew)]
+        fits_N = rows_N // len(crew) % PARTS < fits * PARTS
+        away_N = (owner_N >= 0) & ~takes_W[owner_N]
+        return np.where(away_N, np.where(fits_N, heir_N, -1), owner_N).astype(np.int32)
+
+    return moved
+
+
 def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
     """Deal the window and correct shares, several times; what a step takes at best, and how."""
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
@@ -108,11 +131,12 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
         pace_2=np.zeros_like(outlook.pace_2),
     )
     rounds = ROUNDS if view.window.step else 2 * ROUNDS
+    moved = _moved(view, outlook)
     for turn in range(rounds):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
         if not price_PAV.any():
             return 0.0, outlook
-        dealt = spread(view, outlook, search, price_PAV)
+        dealt = spread(view, outlook, search, price_PAV, moved)
         cooler = search.hot * (search.cold / search.hot) ** (turn / rounds)
         improve(dealt, replace(search, hot=cooler), view.window.step)
         for t in range(len(dealt.entries)):

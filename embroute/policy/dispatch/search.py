@@ -8,6 +8,7 @@ Axes: S samples of the window, T its batches, W workers, V workers padded, U row
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -198,6 +199,11 @@ def _work(search: Search, samples: int, num_workers: int) -> float:
     return search.effort * samples * min(1, WIDE[0] / num_workers) * min(1, WIDE[1] / samples)
 
 
+def _stays(owner_N: I32, rows_N: I64) -> I32:
+    """Rows are where they are."""
+    return owner_N
+
+
 def _depth(now: Indexed, search: Search, setup: Setup) -> int:
     """Batches ahead that are dealt together: as many as the effort allows to read at all.
 
@@ -210,8 +216,31 @@ def _depth(now: Indexed, search: Search, setup: Setup) -> int:
     return min(search.ahead, max(1, min(int(batches), room) - 1))
 
 
-def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spread:
-    """The window's uses with every sample where earlier steps meant it to be."""
+def _loads(worker_S: I32, first_T: I64, quota_TW: I32, outlook: Outlook) -> Loads:
+    """Samples of each worker as they are dealt, and what places cost so far."""
+    count = quota_TW.shape[1]
+    spans = itertools.pairwise(first_T)
+    load_TW = np.array([np.bincount(worker_S[a:b], minlength=count) for a, b in spans], np.int32)
+    price_TW = np.zeros(load_TW.shape, np.float32)
+    known = outlook.price_TW[: len(price_TW)]
+    price_TW[: len(known)] = known
+    price_TW[len(known) :] = known[-1]
+    if len(outlook.range_2W):
+        price_TW[:, outlook.range_2W[1] <= 0] = FORBIDDEN
+    return Loads(first_T, load_TW, quota_TW, price_TW)
+
+
+def spread(
+    view: View,
+    outlook: Outlook,
+    search: Search,
+    price_PAV: F32,
+    moved: Callable[[I32, I64], I32] = _stays,
+) -> Spread:
+    """The window's uses with every sample where earlier steps meant it to be.
+
+    `moved`: who would own rows by now, of owners and rows.
+    """
     state, window, setup = view.state, view.window, view.state.setup
     depth = _depth(window.now, search, setup)
     entries = (window.now, *window.ahead[:depth])
@@ -226,27 +255,16 @@ def spread(view: View, outlook: Outlook, search: Search, price_PAV: F32) -> Spre
     number_N = np.concatenate([found.number_U for found in founds])
     known_NW, again_N = familiar(outlook.affinity_NW, number_N)
     nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N)
+    nodes = nodes._replace(
+        owner_N=moved(nodes.owner_N, np.concatenate([e.rows_U for e in entries]))
+    )
     worker_S = _start(entries, outlook, quota_TW)
     uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
     unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
     worth_N = np.where(nodes.owner_N >= 0, search.affinity, search.homing) * (again_N > 0)
     worth_N = (unit * worth_N).astype(np.float32)
     attract(uses.linear_SV, known_NW, worth_N, node_L, first_S)
-    load_TW = np.array(
-        [
-            np.bincount(worker_S[a:b], minlength=setup.num_workers)
-            for a, b in itertools.pairwise(first_T)
-        ],
-        np.int32,
-    )
-    price_TW = np.zeros(load_TW.shape, np.float32)
-    known = outlook.price_TW[: len(entries)]
-    price_TW[: len(known)] = known
-    price_TW[len(known) :] = known[-1]
-    if len(outlook.range_2W):
-        idle_W = outlook.range_2W[1] <= 0
-        price_TW[:, idle_W] = FORBIDDEN
-    loads = Loads(first_T, load_TW, quota_TW, price_TW)
+    loads = _loads(worker_S, first_T, quota_TW, outlook)
     bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
     first_use_T = np.searchsorted(kept, bases)
     bases_T = np.array(bases, np.int64)
