@@ -18,7 +18,7 @@ from embroute.data.open import open_source
 from embroute.policy.setup import Setup
 from embroute.simulate import Job, measure_named
 
-DATA = ("online-retail", "criteo-kaggle", "avazu")
+DATA = ("online-retail(negatives=1)", "criteo-kaggle", "avazu")
 NETWORK, WORKERS, BATCH, DIM, STEPS, COMPUTE_MS = "edge-4", 4, 128, 16, 120, 0.05
 OWN, OTHER = "embroute", "esd(1)"
 
