@@ -82,6 +82,11 @@ def ring_share(cluster: Cluster) -> float:
     return 2 * (n - 1) / n if len(set(cluster.host_W.tolist())) > 1 else 0.0
 
 
+def ring_bytes(size: float, cluster: Cluster) -> float:
+    """Bytes that all workers together send to all-reduce a buffer."""
+    return cluster.num_workers * ring_share(cluster) * size
+
+
 def link_rates(cluster: Cluster) -> tuple[F64, F64]:
     """Bytes per second up and down of each worker's link."""
     up = np.array([host.up_bytes_s for host in cluster.hosts])

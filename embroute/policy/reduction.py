@@ -66,8 +66,12 @@ def _everyone(outlook: Outlook) -> bool:
 
 
 def reduction(batch: Indexed, setup: Setup, outlook: Outlook) -> Reduction:
-    """The rows of a batch whose gradients are best all-reduced."""
-    if not _everyone(outlook) or setup.num_workers == 1:
+    """The rows of a batch whose gradients are best all-reduced.
+
+    None where shares are given and nobody knows what a sample takes, as in training by default.
+    """
+    unknown = setup.shares and not setup.cluster.compute_s_per_sample
+    if unknown or setup.num_workers == 1 or not _everyone(outlook):
         return NO_REDUCTION
     shard_s, rest_s = outlook.pace_2.astype(np.float64)
     found = batch.unique_of_lookup[batch.unique_of_lookup >= 0]

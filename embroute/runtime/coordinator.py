@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from embroute.cost import ring_bytes
 from embroute.data.batch import Batch
 from embroute.policy.decide import bring_home
 from embroute.policy.parts import Policy
@@ -115,10 +116,12 @@ class Coordinator:
 
     def _figures(self, plan: Plan) -> I64:
         """Bytes over every worker's link, and row bytes in all: of this policy, and of another."""
-        moved = traffic(plan, self.state.setup)
+        moved, cluster = traffic(plan, self.state.setup), self.state.setup.cluster
+        reduced = ring_bytes(moved.hot_bytes, cluster)
         link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
+        link_W += round(reduced / cluster.num_workers)
         other = self.shadow.step(plan.now) if self.shadow else 0
-        return np.array([*link_W, moved.bytes_WKIP.sum(), other], np.int64)
+        return np.array([*link_W, moved.bytes_WKIP.sum() + round(reduced), other], np.int64)
 
     def _looks_after(self, done: int) -> bool:
         every = self.schedule.look_every
