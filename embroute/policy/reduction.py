@@ -74,6 +74,9 @@ def reduction(batch: Indexed, setup: Setup, outlook: Outlook) -> Reduction:
     if unknown or setup.num_workers == 1 or not _everyone(outlook):
         return NO_REDUCTION
     shard_s, rest_s = outlook.pace_2.astype(np.float64)
+    price = _prices(setup.cluster)
+    if shard_s <= rest_s and price.ring_s >= price.relief_s:
+        return NO_REDUCTION  # nobody waits for the shards, and workers would wait longer
     found = batch.unique_of_lookup[batch.unique_of_lookup >= 0]
     count_U = np.bincount(found, minlength=len(batch.rows_U))
     again_U = batch.before_U == batch.step - 1
@@ -81,7 +84,7 @@ def reduction(batch: Indexed, setup: Setup, outlook: Outlook) -> Reduction:
     hot = hot[np.argsort(-count_U[hot], kind="stable")]
     hot = hot[: int(ROOM * setup.capacity_WA.min())]
     size = setup.record_bytes_XA[GRADIENT][setup.arena_of(batch.rows_U[hot])].astype(np.float64)
-    workers, price = setup.num_workers, _prices(setup.cluster)
+    workers = setup.num_workers
     sharers = workers * (1 - (1 - 1 / workers) ** count_U[hot])
     saved = np.concatenate([[0.0], np.cumsum(size * sharers * price.shard_s)])
     relief = sharers / workers * price.relief_s
