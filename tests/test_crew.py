@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -227,3 +228,10 @@ def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatc
     assert asked
     assert taken[:, 0].max() <= 52
     assert taken[:, 1].min() >= 76
+    asked.clear()
+    named = replace(given, setup=replace(given.setup, shares=(3.0, 3.0, 2.0, 2.0)))
+    named = replace(named, setup=replace(named.setup, cache=Size(cache - 30, "rows")))
+    with suppress(ValueError):  # a cache too small for a step, in the end
+        for step in simulate(make_policy("embroute"), named):
+            assert step.traffic.samples_W.tolist() == named.setup.quotas(256).tolist()
+    assert asked

@@ -51,10 +51,10 @@ def _excess(view: View, worker_S: I32) -> int:
 def _plain(view: View, search: Search, quotas_W: I64) -> Iterator[I32]:
     """Dealings that spread rows more: with the same quotas, then with all workers' alike.
 
-    Floors and ceilings are the user's and are kept; a crew is not.
+    Shares, floors and ceilings that a user names are kept; a crew is not.
     """
     quotas = [quotas_W]
-    if search.free:
+    if search.free and not view.state.setup.shares:
         workers = len(quotas_W)
         range_2W = ranges(search, np.arange(workers), workers)
         share_W = within(np.full(workers, 1 / workers, np.float32), range_2W)
