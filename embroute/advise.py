@@ -46,6 +46,7 @@ STALE = ("het(10)", "het(100)")
 REORDERED = ("fae", "scars")
 TRIAL = (24, 8)  # steps of a trial, and how many of them are warm-up
 BRIEF = (32, 8)  # of a trial of a cache
+BRIEFLY = {"embroute": "embroute(effort=400)"}  # what stands for a policy in such a trial
 FULL = (60, 10)
 VERIFIED = 3  # choices that are simulated in full
 EQUAL = 0.01  # choices no further apart are as good: the one with the plainest policy comes first
@@ -283,13 +284,19 @@ def _simulate(wish: Wish, choice: Choice, span: tuple[int, int]) -> Outcome:
 def trimmed(wish: Wish, advice: Advice, tick: Tick) -> Advice:
     """The smallest cache, halving, whose step is hardly longer; found by bisection."""
     most = min(advice.choice.cache_rows, wish.most_cached)
-    sizes = [most >> halvings for halvings in range(most.bit_length())]
+    batch, workers = advice.choice.batch, len(advice.choice.workers)
+    held = distinct_rows(wish.source.batch, batch) / workers  # in a step, by the fullest cache
+    sizes = [rows for rows in (most >> i for i in range(most.bit_length())) if rows >= held]
+    if not sizes:
+        return advice
+    policy = BRIEFLY.get(advice.choice.policy, advice.choice.policy)
+    brief = replace(advice.choice, policy=policy)
     tick(f"a cache of {most:,} rows")
-    whole = _simulate(wish, advice.choice, BRIEF)
+    whole = _simulate(wish, brief, BRIEF)
     enough, too_small = 0, len(sizes)
     while too_small - enough > 1:
         middle = (enough + too_small) // 2
-        choice = replace(advice.choice, cache_rows=sizes[middle])
+        choice = replace(brief, cache_rows=sizes[middle])
         tick(f"a cache of {sizes[middle]:,} rows")
         fits = _as_good(wish, choice, BRIEF, whole) is not None
         enough, too_small = (middle, too_small) if fits else (enough, middle)

@@ -115,6 +115,11 @@ def allreduce_cost_W(hot_bytes: float, cluster: Cluster) -> F64:
     return ring_share(cluster) * hot_bytes * (1 / up + 1 / down)
 
 
+def reduce_seconds(size: float, cluster: Cluster) -> float:
+    """Time of an all-reduce: its ring is as fast as the slowest link."""
+    return float(ring_share(cluster) * size / cluster.bytes_s_W.min())
+
+
 def transmission_cost(traffic: Traffic, cluster: Cluster) -> float:
     """The papers' objective: sum over workers of row bytes over bandwidth, in seconds."""
     rows = transfer_cost_W(traffic.bytes_WKIP.sum(3), cluster)
@@ -193,8 +198,7 @@ def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
     late_H = _link_seconds(*_host_bytes(traffic, cluster, (LATE,)), cluster)
     compute_W = traffic.samples_W * cluster.compute_s_W
     early_W, urgent_W, late_W = (times[cluster.host_W] for times in (early_H, urgent_H, late_H))
-    reduced = ring_share(cluster) * (cluster.dense_bytes + traffic.hot_bytes)
-    allreduce_s = float(reduced / cluster.bytes_s_W.min())
+    allreduce_s = reduce_seconds(cluster.dense_bytes + traffic.hot_bytes, cluster)
     total = float((np.maximum(compute_W, early_W) + urgent_W).max() + late_W.max()) + allreduce_s
     every_phase = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
     all_up, all_down = every_phase[0] + control_up, every_phase[1] + control_down

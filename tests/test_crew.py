@@ -20,11 +20,12 @@ from embroute.kernels.foretell import PULL, PUSH, foretell, touched
 from embroute.kernels.shares import shortest
 from embroute.kernels.uses import Nodes, total
 from embroute.policy.catalog import make_policy
-from embroute.policy.dispatch import sharing
+from embroute.policy.dispatch import crew, sharing
 from embroute.policy.dispatch.search import Search
 from embroute.policy.parts import View
 from embroute.policy.quotas import within
 from embroute.policy.setup import Setup
+from embroute.policy.state import Outlook
 from embroute.simulate import Job, measure_named, simulate
 from tests.test_uses import BATCH, BATCHES, loads_of, window
 
@@ -163,6 +164,27 @@ def test_where_nothing_is_computed_slow_links_sit_out() -> None:
 def test_where_much_is_computed_everybody_works() -> None:
     taken = samples("embroute", job("edge-4", 2.0))
     assert taken.min() > 50
+
+
+def test_crews_that_compute_too_long_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first step, whose time nobody knows before it."""
+    steps, dealt = [], crew._try
+
+    def spied(view: View, outlook: Outlook, search: Search, limit: float = np.inf) -> object:
+        steps.append(view.window.step)
+        return dealt(view, outlook, search, limit)
+
+    monkeypatch.setattr(crew, "_try", spied)
+    samples("embroute", job("edge-4", 2.0))
+    assert set(steps) == {0}
+
+
+def test_crews_far_behind_are_given_up() -> None:
+    assert not crew._hopeless([20.0], 3, 10.0)  # shares were not corrected yet
+    assert not crew._hopeless([30.0, 20.0], 2, 10.0)
+    assert crew._hopeless([30.0, 20.0, 18.0], 1, 10.0)
+    assert not crew._hopeless([20.0, 9.0, 12.0], 1, 10.0)
+    assert not crew._hopeless([20.0, 20.0], 0, np.inf)
 
 
 def test_machines_half_as_fast_get_fewer_samples() -> None:

@@ -14,7 +14,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import FLOAT_BYTES, INDEX_BYTES, StepTime, Traffic, step_time
+from embroute.cost import (
+    FLOAT_BYTES,
+    INDEX_BYTES,
+    StepTime,
+    Traffic,
+    reduce_seconds,
+    step_time,
+)
 from embroute.kernels.anneal import refit
 from embroute.kernels.codes import GRADIENT, MISS_PULL, NUM_KINDS, NUM_PHASES, UPDATE_PUSH
 from embroute.kernels.foretell import PULL, PUSH, Foretold, foretell, touched
@@ -120,8 +127,21 @@ def _moved(view: View, outlook: Outlook) -> Callable[[I32, I64], I32]:
     return moved
 
 
-def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
-    """Deal the window and correct shares, several times; what a step takes at best, and how."""
+def _hopeless(found: list[float], left: int, limit: float) -> bool:
+    """Whether a crew stays above a limit, should it go on to gain what its last round gained."""
+    if len(found) < 2 or not np.isfinite(limit):
+        return False
+    gain = max(0.0, found[-2] - found[-1])
+    return min(found) - left * gain > limit
+
+
+def _try(
+    view: View, outlook: Outlook, search: Search, limit: float = np.inf
+) -> tuple[float, Outlook]:
+    """Deal the window and correct shares, several times; what a step takes at best, and how.
+
+    `limit`: a crew that will not reach it is given up.
+    """
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
     best = (np.inf, outlook)
     outlook = outlook._replace(
@@ -130,7 +150,7 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
         took_1=np.zeros_like(outlook.took_1),
         pace_2=np.zeros_like(outlook.pace_2),
     )
-    rounds = ROUNDS if view.window.step else 2 * ROUNDS
+    rounds, seen = ROUNDS if view.window.step else 2 * ROUNDS, list[float]()
     moved = _moved(view, outlook)
     for turn in range(rounds):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
@@ -149,6 +169,9 @@ def _try(view: View, outlook: Outlook, search: Search) -> tuple[float, Outlook]:
             learnt = ("share_W", "weight_PW", "pace_2")
             copies = {name: getattr(outlook, name).copy() for name in learnt}
             best = (found, outlook._replace(**copies))
+        seen.append(found)
+        if _hopeless(seen, rounds - 1 - turn, limit):
+            break
         for t in range(half, len(times)):
             samples_W = dealt.loads.load_TW[t].astype(np.int64)
             balance(times[t], samples_W, outlook, room(told.rows_TWA[t], capacity_WA, samples_W))
@@ -232,11 +255,33 @@ def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
     return BETTER if windows >= SETTLED else AT_FIRST
 
 
+def _at_least(crew: I64, batch: int, setup: Setup) -> float:
+    """Seconds of a crew's step if no row moved: compute, and the dense gradients' all-reduce."""
+    speed = float((1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum())
+    return batch / speed + reduce_seconds(setup.cluster.dense_bytes, setup.cluster)
+
+
+def _rivals(view: View, search: Search, present: I64) -> list[I64]:
+    """Other crews that may take over, as far as what they compute does not forbid it."""
+    setup, took = view.state.setup, float(view.state.outlook.took_1[0]) or np.inf
+    batch = len(view.window.now.batch)
+    return [
+        crew
+        for crew in crews(setup)
+        if len(crew) != len(present)
+        and _possible(crew, search, setup)
+        and _at_least(crew, batch, setup) < NO_LOSS * took
+    ]
+
+
 def choose_crew(view: View, search: Search) -> Outlook:
     """The outlook of the best crew; the present one stays unless another is clearly better."""
     outlook, setup = view.state.outlook, view.state.setup
     present = np.flatnonzero(outlook.range_2W[1] > 0)
     best = _joined(outlook, present, search, setup)
+    rivals = _rivals(view, search, present)
+    if not rivals:
+        return best
     taken, settled = _try(view, best, search)
     if not view.window.step:
         settled = outlook  # nothing has settled: slow workers get too few samples at first
@@ -244,14 +289,12 @@ def choose_crew(view: View, search: Search) -> Outlook:
         taken = min(taken, float(outlook.took_1[0]))
     batch, least = len(view.window.now.batch), 1.0
     windows = view.window.step / (search.ahead + 1)
-    for crew in crews(setup):
-        if len(crew) == len(present) or not _possible(crew, search, setup):
+    for crew in rivals:
+        limit = taken * _needed(settled, crew, windows)
+        if _at_least(crew, batch, setup) >= limit:
             continue
-        speed = (1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum()
-        if batch / speed >= taken:
-            continue  # compute alone takes longer
-        found, tried = _try(view, _joined(outlook, crew, search, setup), search)
-        promise = found / (taken * _needed(settled, crew, windows))
+        found, tried = _try(view, _joined(outlook, crew, search, setup), search, limit)
+        promise = found / limit
         if promise < least and tried.share_W[crew].min() >= FEWEST / setup.num_workers:
             least, best = promise, tried._replace(took_1=np.full(1, found, np.float32))
     return best
