@@ -1,4 +1,4 @@
-"""Real processes over Gloo: the results of plain torch, the bytes of the simulator, per step."""
+"""Real processes: the results of plain torch, the bytes of the simulator, per step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embroute.runtime.connect import EXCHANGE, GLOO, SOCKETS
 from embroute.runtime.seat import names
 from tests.gloo_rank import STEPS, share_of
 from tests.jobs import Result, batches, gathered, plain_cached, settings_of
@@ -29,6 +30,8 @@ JOBS = {
     (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "bagpipe(3)@sgd"],
 }
 
+EXCHANGES = {(2, 1): SOCKETS, (3, 2): SOCKETS, (2, 2): GLOO}
+
 
 @pytest.mark.parametrize(("workers", "shards"), JOBS)
 def test_real_processes_equal_plain_torch(workers: int, shards: int, tmp_path: Path) -> None:
@@ -36,7 +39,7 @@ def test_real_processes_equal_plain_torch(workers: int, shards: int, tmp_path: P
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(len(ranks)), "-m", "tests.gloo_rank"]
     command += [str(tmp_path), str(workers), str(shards), *cases]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", EXCHANGE: EXCHANGES[workers, shards]}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )

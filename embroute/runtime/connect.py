@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from embroute.runtime.exchange import GlooChannel
+from embroute.runtime.exchange import Channel, GlooChannel
 from embroute.runtime.heartbeat import Heartbeat
 from embroute.runtime.job import Settings
 from embroute.runtime.layout import Layout, on_one_node
-from embroute.runtime.seat import Seat
+from embroute.runtime.links import Links, open_channels
+from embroute.runtime.seat import Seat, names
 
+EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
+CONNECT_S = 60.0
 TRANSFER_TIMEOUT = timedelta(hours=2)  # liveness is the heartbeat's business
 
 
-def _groups(rank_of: dict[str, int], workers: list[str]) -> list[GlooChannel]:
-    """One process group for each kind of message; every rank makes all of them, in this order."""
-    kinds = (None, None, [rank_of[name] for name in workers], None)
-    channels = []
-    for ranks in kinds:
-        group = dist.new_group(ranks, timeout=TRANSFER_TIMEOUT, backend="gloo")
-        channels.append(GlooChannel(group, rank_of))
-    return channels
+def _group(rank_of: dict[str, int], members: list[str]) -> GlooChannel:
+    """A process group of some ranks; all others have to take part in making it."""
+    ranks = [rank_of[name] for name in members]
+    group = dist.new_group(ranks, timeout=TRANSFER_TIMEOUT, backend="gloo")
+    return GlooChannel(group, rank_of)
+
+
+def _links(layout: Layout) -> Links:
+    """Who listens to whom; nobody calls a rank that comes after it."""
+    coordinator, *others = names(layout.num_workers, layout.num_shards)
+    shards, workers = others[: layout.num_shards], others[layout.num_shards :]
+    stars = [(coordinator, other) for other in others]
+    return {
+        "plans": stars,
+        "rows": list(itertools.product(shards, workers)),
+        "answers": stars,
+    }
+
+
+def _channels(name: str, rank_of: dict[str, int], layout: Layout) -> Mapping[str, Channel]:
+    """This rank's channels: sockets of our own, or torch's groups where those cannot be used."""
+    links, means = _links(layout), os.environ.get(EXCHANGE) or SOCKETS
+    if means not in (SOCKETS, GLOO):
+        raise ValueError(f"{EXCHANGE} must be {SOCKETS} or {GLOO}, got {means!r}")
+    if means == SOCKETS and sys.platform == "linux":
+        return open_channels(_job_store(CONNECT_S), name, links, CONNECT_S)
+    return {kind: _group(rank_of, sorted(rank_of)) for kind in links}
 
 
 def _job_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
@@ -87,14 +110,16 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
     _join_group(max(60.0, peer_timeout_s))
     # Connections of our own: torch's may block while the heartbeat must not.
     rank_of = _ranks_by_name(_job_store(peer_timeout_s), name, layout)
-    workers = [f"worker{i}" for i in range(layout.num_workers)]
-    plans, rows, dense, answers = _groups(rank_of, workers)
-    seat = Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers)
     beat = Heartbeat(_job_store(peer_timeout_s), name, sorted(rank_of), peer_timeout_s)
     beat.hosts_store = _hosts_store()
     with beat:
-        yield seat
+        dense = _group(rank_of, [f"worker{i}" for i in range(layout.num_workers)])
+        found = _channels(name, rank_of, layout)
+        plans, rows, answers = (found[kind] for kind in ("plans", "rows", "answers"))
+        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers)
     # Not after an error: taking the groups down would wait for the lost.
+    for channel in found.values():
+        channel.close()
     dist.destroy_process_group()
 
 

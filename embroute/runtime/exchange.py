@@ -1,4 +1,4 @@
-"""How bytes get from rank to rank: one interface, over Gloo or within one process.
+"""How bytes get from rank to rank: one interface, over Gloo, sockets or within one process.
 
 A channel belongs to one thread of each rank. Ranks are addressed by name.
 """
@@ -34,7 +34,7 @@ class Posted(Protocol):
 
 
 class Channel(Protocol):
-    """Point-to-point messages whose sizes both ends know, and sums over the channel's ranks."""
+    """Point-to-point messages whose sizes both ends know."""
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Posted:
         """Begin to send and receive; messages between two ranks arrive in the order posted.
@@ -47,6 +47,14 @@ class Channel(Protocol):
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Send and receive all messages; returns when every one has left or arrived."""
         ...
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        ...
+
+
+class Sums(Channel, Protocol):
+    """A channel whose ranks can also add up what each of them has."""
 
     def sum(self, flat: torch.Tensor) -> None:
         """Replace by the sum over the channel's ranks."""
@@ -97,6 +105,9 @@ class GlooChannel:
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Post everything, and wait for it."""
         self.post(sends, receives).wait()
+
+    def close(self) -> None:
+        """All process groups end together, with torch's own."""
 
     def sum(self, flat: torch.Tensor) -> None:
         """One all-reduce of a flat tensor."""
@@ -151,6 +162,9 @@ class LocalChannel:
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Post everything, and wait for it."""
         self.post(sends, receives).wait()
+
+    def close(self) -> None:
+        """Mailboxes go with their hub."""
 
     def take(self, peer: str, data: Bytes) -> None:
         """Wait for the next message of a peer."""

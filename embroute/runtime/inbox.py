@@ -35,8 +35,7 @@ def post(channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array
     """Send every rank its note; returns the bytes sent."""
     packed = [(peer, pack(arrays)) for peer, arrays in bodies]
     heads = [(peer, np.array([verb, len(body)], np.int64).view(np.uint8)) for peer, body in packed]
-    channel.swap(heads, [])
-    channel.swap(packed, [])
+    channel.swap([*heads, *packed], [])
     return sum(len(body) + 16 for _, body in packed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from embroute.runtime.exchange import Channel
+from embroute.runtime.exchange import Channel, Sums
 from embroute.runtime.inbox import COORDINATOR
 
 
@@ -17,7 +17,7 @@ class Seat:
     num_shards: int
     plans: Channel  # from the coordinator to everyone
     rows: Channel  # between shards and workers
-    dense: Channel  # sums over the workers
+    dense: Sums  # sums over the workers
     answers: Channel  # from everyone to the coordinator
 
     @property

@@ -1,0 +1,105 @@
+"""Bytes through connected sockets: many messages at once, those of one peer in order.
+
+Axes: M messages, P peers, D directions (in, out).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from embroute.kernels.jit import kernel
+
+Bools = npt.NDArray[np.bool_]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+_call = types.int64(types.int32, types.uintp, types.uintp, types.int32)
+_send: Any = types.ExternalFunction("send", _call)
+_recv: Any = types.ExternalFunction("recv", _call)
+_poll: Any = types.ExternalFunction("poll", types.int32(types.uintp, types.uintp, types.int32))
+_pointer: Any = types.CPointer
+_errno: Any = types.ExternalFunction("__errno_location", _pointer(types.int32)())
+_carray: Any = numba.carray  # type: ignore[attr-defined]
+
+FLAGS = int(getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0))
+READABLE, WRITABLE = 1, 4  # of poll
+INTERRUPTED, FULL = errno.EINTR, errno.EAGAIN
+CLOSED = 0  # instead of an error's number: the other end has closed the connection
+
+IN, OUT = 0, 1
+PEER, DIRECTION, ADDRESS, LEFT = range(4)  # of a message: the bytes that have not moved yet
+DONE, LATER = -1, -2
+
+
+@kernel
+def _move(message_4: I64, fd: int) -> int:
+    """Move as much of a message as goes; an error's number, DONE, or LATER."""
+    while message_4[LEFT] > 0:
+        address, left = np.uint64(message_4[ADDRESS]), np.uint64(message_4[LEFT])
+        if message_4[DIRECTION] == OUT:
+            moved = _send(fd, address, left, FLAGS)
+        else:
+            moved = _recv(fd, address, left, FLAGS)
+        if moved > 0:
+            message_4[ADDRESS] += moved
+            message_4[LEFT] -= moved
+        elif moved == 0:
+            return CLOSED
+        else:
+            number = _carray(_errno(), 1)[0]
+            if number == FULL:
+                return LATER
+            if number != INTERRUPTED:
+                return int(number)
+    return DONE
+
+
+@kernel
+def _push(message_M4: I64, fd_P: I32, blocked_DP: Bools) -> tuple[int, int]:
+    """Move what can be moved without waiting; a peer that is lost and why, or DONE.
+
+    `blocked_DP`: peers whose next message waits.
+    """
+    blocked_DP[:] = False
+    for m in range(len(message_M4)):
+        p, direction = message_M4[m, PEER], message_M4[m, DIRECTION]
+        if message_M4[m, LEFT] > 0 and not blocked_DP[direction, p]:
+            outcome = _move(message_M4[m], fd_P[p])
+            if outcome >= 0:
+                return p, outcome
+            blocked_DP[direction, p] = outcome == LATER
+    return DONE, 0
+
+
+@kernel
+def _wait(fd_P: I32, blocked_DP: Bools, timeout_ms: int) -> int:
+    """Wait until a blocked peer can go on; not positive if the time is over or a signal came."""
+    asked_P2 = np.zeros((len(fd_P), 2), np.int32)  # struct pollfd: fd, events and what happened
+    count = 0
+    for p in range(len(fd_P)):
+        events = READABLE * blocked_DP[IN, p] + WRITABLE * blocked_DP[OUT, p]
+        if events:
+            asked_P2[count, 0], asked_P2[count, 1] = fd_P[p], events
+            count += 1
+    return int(_poll(asked_P2.ctypes.data, np.uint64(count), timeout_ms))
+
+
+@kernel
+def drive(message_M4: I64, first: int, fd_P: I32, timeout_ms: int) -> tuple[int, int]:
+    """Move messages until the first few are done; a peer that is lost and why, DONE, or LATER."""
+    blocked_DP = np.zeros((2, len(fd_P)), np.bool_)
+    while True:
+        lost, why = _push(message_M4, fd_P, blocked_DP)
+        if lost >= 0:
+            return lost, why
+        if not message_M4[:first, LEFT].any():
+            return DONE, 0
+        if _wait(fd_P, blocked_DP, timeout_ms) <= 0:
+            return LATER, 0  # or a signal came, which is Python's business

@@ -1,0 +1,236 @@
+"""Messages over sockets: whole, in order, whoever waits for what; and how ranks find each other."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from embroute.runtime import links
+from embroute.runtime.connect import EXCHANGE
+from embroute.runtime.exchange import LostPeerError, Message
+from embroute.runtime.links import Links, Listener, call, open_channels
+from embroute.runtime.streams import ROOM, StreamChannel
+
+NAMES = ("a", "b", "c")
+LINKS: Links = {kind: list(itertools.combinations(NAMES, 2)) for kind in ("rows", "plans")}
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
+
+
+@pytest.fixture(autouse=True)
+def one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+
+
+@pytest.fixture
+def store() -> PrefixStore:
+    return PrefixStore("test", HashStore())
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[StreamChannel, StreamChannel]]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield StreamChannel({"right": left}), StreamChannel({"left": right})
+
+
+def close(*opened: Listener | socket.socket) -> None:
+    for each in opened:
+        each.close()
+
+
+def together(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Each on a thread of its own; raises what one of them raises."""
+    with ThreadPoolExecutor(len(work)) as pool:
+        tasks = {name: pool.submit(one) for name, one in work.items()}
+        return {name: task.result(60) for name, task in tasks.items()}
+
+
+def sent(source: str, goal: str, phase: int) -> npt.NDArray[np.uint8]:
+    """What one rank sends another in a phase: nothing, little, or more than a socket holds."""
+    random = np.random.default_rng([ord(source), ord(goal), phase])
+    size = int(random.choice([0, 1, 3000, 700_000], p=[0.1, 0.3, 0.4, 0.2]))
+    return random.integers(0, 256, size).astype(np.uint8)
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_everything_arrives_whole_and_in_order(ahead: int, store: PrefixStore) -> None:
+    phases = 40
+
+    def rank(name: str) -> int:
+        channels = open_channels(store, name, LINKS, 20)
+        channel = channels["rows"]
+        others = [other for other in NAMES if other != name]
+        posted, right = [], 0
+        for phase in range(phases):
+            sends: list[Message] = [(other, sent(name, other, phase)) for other in others]
+            expected = [sent(other, name, phase) for other in others]
+            got = [np.full_like(data, 77) for data in expected]
+            post = channel.post(sends, list(zip(others, got, strict=True)))
+            posted.append((post, expected, got))
+            if len(posted) == ahead or phase == phases - 1:
+                for post, expected, got in reversed(posted):  # in another order than they came
+                    post.wait()
+                    right += sum(map(np.array_equal, expected, got))
+                posted.clear()
+        for each in channels.values():
+            each.close()
+        return right
+
+    found = together({name: partial(rank, name) for name in NAMES})
+    assert found == dict.fromkeys(NAMES, 2 * phases)
+
+
+def test_many_messages_on_their_way(pair: tuple[StreamChannel, StreamChannel]) -> None:
+    left, right = pair
+    count = 3 * ROOM
+    posts = [left.post([("right", np.array([i], np.uint8))], []) for i in range(count)]
+    got = np.zeros((count, 1), np.uint8)
+    for i in range(count):
+        right.post([], [("left", got[i])])
+    right.swap([], [])
+    posts[-1].wait()
+    assert got[:, 0].tolist() == list(range(count))
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_peer_that_is_gone(sends: bool, pair: tuple[StreamChannel, StreamChannel]) -> None:
+    left, right = pair
+    data: Message = ("right", np.zeros(10_000_000, np.uint8))
+    closing = threading.Timer(0.2, right.sockets[0].close)
+    closing.start()
+    with pytest.raises(LostPeerError, match="lost right: "):
+        left.swap([data] if sends else [], [] if sends else [data])
+    closing.join()
+
+
+def test_waiting_lets_signals_through() -> None:
+    """A rank that waits for a message ends when it is asked to."""
+    code = (
+        "import socket, numpy as np\n"
+        "from embroute.runtime.streams import StreamChannel\n"
+        "ends = socket.socketpair()\n"
+        "channel = StreamChannel({'other': ends[0]})\n"
+        "channel.swap([], [])\n"
+        "print('waits', flush=True)\n"
+        "channel.swap([], [('other', np.zeros(1, np.uint8))])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == b"waits\n"
+        time.sleep(0.5)
+        waiting.send_signal(2)
+        assert waiting.wait(20) != 0
+
+
+def test_strangers_are_turned_away(store: PrefixStore) -> None:
+    listener = Listener(store, "a")
+    token, port, *_ = store.get("listens/a").decode().split()
+    strangers = list[socket.socket]()
+    for text in ("nonsense", f"{token[::-1]} rows b", f"{token} rows z", "\xff" * 10):
+        stranger = socket.create_connection(("127.0.0.1", int(port)))
+        stranger.sendall(text.encode("latin-1").ljust(links.GREETING_BYTES))
+        strangers.append(stranger)
+    strangers.append(socket.create_connection(("127.0.0.1", int(port))))
+    strangers[-1].close()
+    found = together(
+        {
+            "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
+            "b": lambda: call(store, "a", ["rows"], "b", 20),
+        }
+    )
+    assert list(found["a"]) == [("rows", "b")]
+    close(listener, *strangers, *found["a"].values(), *found["b"].values())
+
+
+def test_the_next_address_is_tried(store: PrefixStore) -> None:
+    listener = Listener(store, "a")
+    token, port, *_ = store.get("listens/a").decode().split()
+    with socket.create_server(("127.0.0.2", int(port))) as other:  # another program has the port
+
+        def answer() -> None:
+            with suppress(OSError):
+                sock, _ = other.accept()
+                sock.close()
+
+        store.set("listens/a", f"{token} {port} 127.0.0.3 127.0.0.2 127.0.0.1")
+        found = together(
+            {
+                "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
+                "b": lambda: call(store, "a", ["rows"], "b", 20),
+                "other": answer,
+            }
+        )
+    assert list(found["b"]) == ["rows"]
+    close(listener, *found["a"].values(), *found["b"].values())
+
+
+def test_a_rank_that_never_connects_is_named(store: PrefixStore) -> None:
+    listener = Listener(store, "a")
+    with pytest.raises(LostPeerError, match="lost b: it did not connect for rows"):
+        listener.accept([("rows", "b")], time.monotonic() + 0.1)
+    listener.close()
+
+
+def test_nobody_listens(store: PrefixStore) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    store.set("listens/a", f"token {port} 127.0.0.1")
+    with pytest.raises(LostPeerError, match=r"lost a: cannot connect to 127.0.0.1 \(.*refused"):
+        call(store, "a", ["rows"], "b", 5)
+
+
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert links.own_addresses() == ["127.0.0.1"]  # all ranks are here
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert links.own_addresses()[-1] == "127.0.0.1"
+    assert len(set(links.own_addresses())) == len(links.own_addresses())
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert links.own_addresses() == ["127.0.0.1"]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME=nowhere0: no such interface"):
+        links.own_addresses()
+
+
+def test_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("no IPv6 here")
+    monkeypatch.setattr(links, "own_addresses", lambda: ["::1"])
+
+    def rank(name: str) -> int:
+        channels = open_channels(store, name, LINKS, 20).values()
+        for channel in channels:
+            channel.close()
+        return len(channels)
+
+    found = together({name: partial(rank, name) for name in NAMES})
+    assert found == dict.fromkeys(NAMES, len(LINKS))
+
+
+def test_an_unknown_exchange_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from embroute.runtime.connect import _channels
+    from embroute.runtime.layout import on_one_node
+
+    monkeypatch.setenv(EXCHANGE, "pigeons")
+    with pytest.raises(
+        ValueError, match="EMBROUTE_EXCHANGE must be sockets or gloo, got 'pigeons'"
+    ):
+        _channels("worker0", {}, on_one_node(1, 1))
