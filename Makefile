@@ -20,7 +20,7 @@ demo: $(READY)  ## price every policy on the built-in shopping trace, then train
 	$(BIN)/embroute compare --data online-retail --report runs/compare.html
 	rm -rf runs/demo-vanilla runs/demo-embroute
 	$(BIN)/embroute train $(DEMO) --policy vanilla --out runs/demo-vanilla
-	$(BIN)/embroute train $(DEMO) --policy embroute --out runs/demo-embroute
+	$(BIN)/embroute train $(DEMO) --out runs/demo-embroute
 	$(BIN)/embroute report runs/demo-vanilla runs/demo-embroute --html runs/train.html
 
 test: $(READY)  ## the fast test suite

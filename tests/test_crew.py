@@ -21,8 +21,9 @@ from embroute.kernels.shares import shortest
 from embroute.kernels.uses import Nodes, total
 from embroute.policy.catalog import make_policy
 from embroute.policy.dispatch import crew, sharing
-from embroute.policy.dispatch.search import Search
+from embroute.policy.dispatch.search import Search, paced
 from embroute.policy.parts import View
+from embroute.policy.plans import start
 from embroute.policy.quotas import within
 from embroute.policy.setup import Setup
 from embroute.policy.state import Outlook
@@ -217,11 +218,28 @@ def test_floors_and_ceilings_hold() -> None:
         ("embroute(floor=2)", "floor must be between 0 and 1"),
         ("embroute(quotas=equal, floor=0.1)", "floor and ceiling are for quotas=free"),
         ("embroute(objective=cost, quotas=free)", "quotas must be equal with objective=cost"),
+        ("embroute(objective=cost, effort=auto)", "effort=auto follows the time of a step"),
+        ("embroute(effort=some)", "effort, if not auto, must be a number"),
     ],
 )
 def test_impossible_ranges_are_refused(policy: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         measure_named(policy, job("edge-4", 0.0))
+
+
+def test_effort_follows_the_time_of_a_step() -> None:
+    """More where steps are long, within bounds, and by the model's time alone."""
+    outlook = start(make_policy("embroute"), job("edge-4", 0.0).setup).outlook
+    given = Search(paced=True)
+    for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, 1400)):
+        known = outlook._replace(took_1=np.array([took], np.float32))
+        assert paced(given, known, 256).effort == effort
+        assert paced(Search(), known, 256).effort == 1400
+    steps = [
+        list(simulate(make_policy("embroute(effort=auto)"), job("edge-4", 0.05))) for _ in "ab"
+    ]
+    first, again = ([step.transmission_cost_s for step in run] for run in steps)
+    assert first == again
 
 
 @pytest.mark.parametrize("compute_ms", [0.0, 0.2])

@@ -43,7 +43,7 @@ VARIANTS = [
     "bagpipe(2)",
     "bagpipe(20)",
     "embroute(effort=50, ahead=1)",
-    "embroute(effort=300, ahead=6)",
+    "embroute(effort=auto, ahead=6)",
     "embroute(objective=cost)",
     "unbounded(of=esd(1))",
     "unbounded(of=fae)",

@@ -101,7 +101,7 @@ def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "settings",
     [
-        free_settings("embroute(effort=200, ahead=3)", 3, 2),
+        free_settings("embroute(effort=auto, ahead=3)", 3, 2),
         crowded_settings("embroute(effort=200, quotas=equal)", 3, 2),
     ],
     ids=["free quotas", "rows all-reduced"],

@@ -166,6 +166,7 @@ def _reasons(wish: Wish, advices: list[Advice]) -> Iterator[str]:
         yield (
             f"a decision of {first.choice.policy} took {1e3 * deciding_s:.3g} ms here, longer than "
             "the step: on such a machine deciding sets the pace, unless a faster policy is chosen"
+            + (", such as embroute(effort=auto)" if first.choice.policy == "embroute" else "")
         )
     left_out = only_fast(wish, advices)
     if left_out:

@@ -141,7 +141,9 @@ def _parts(options: Options, name: str, default: str) -> tuple[float, ...]:
 
 
 def _embroute(options: Options) -> Policy:
-    effort = parse_int("embroute: effort", options.get("effort", "1400"), 1, 10**6)
+    effort = options.get("effort", str(Search.effort))
+    paced = effort == "auto"
+    most = Search.effort if paced else parse_int("embroute: effort, if not auto,", effort, 1, 10**6)
     ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 0, 100)
     objective = options.get("objective", "time")
     if objective not in ("time", "cost"):
@@ -157,15 +159,21 @@ def _embroute(options: Options) -> Policy:
     if quotas == "equal" and ("floor" in options or "ceiling" in options):
         raise ValueError("embroute: floor and ceiling are for quotas=free, got quotas=equal")
     floor, ceiling = _parts(options, "floor", "0"), _parts(options, "ceiling", "1")
+    if objective == "cost" and paced:
+        raise ValueError("embroute: effort=auto follows the time of a step, got objective=cost")
     search = Search(
-        effort,
+        most,
         ahead,
+        paced,
         timed=objective == "time",
         free=quotas == "free",
         floor=floor,
         ceiling=ceiling,
     )
     return Policy("embroute", sharing(search), reduced(), stale_first())
+
+
+DEFAULT_POLICY = "embroute(effort=auto)"  # of training: deciding must not hold it up
 
 
 def _unbounded(options: Options) -> Policy:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from embroute.cluster import Cluster, open_cluster, uniform
 from embroute.config import Size, parse_size
-from embroute.policy.catalog import make_policy
+from embroute.policy.catalog import DEFAULT_POLICY, make_policy
 from embroute.policy.parts import Policy
 from embroute.policy.setup import Setup
 from embroute.runtime.checkpoint import (
@@ -152,7 +152,7 @@ def describe(
     if not 0 <= decay < math.inf:
         raise ValueError(f"decay= must be at least 0, got {decay:g}")
     rows, rate = _take_out(weights, optimizers, decay)
-    policy = trainable(settings.get("policy", "embroute"))
+    policy = trainable(settings.get("policy", DEFAULT_POLICY))
     cluster = _cluster(seat, settings)
     setup = Setup(
         feed.schema,

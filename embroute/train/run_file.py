@@ -14,6 +14,7 @@ from embroute.config import parse_number, parse_size
 from embroute.cost import OPTIMIZERS
 from embroute.data.open import DataOptions
 from embroute.models.catalog import MODELS
+from embroute.policy.catalog import DEFAULT_POLICY
 from embroute.runtime.job import trainable
 from embroute.runtime.layout import Layout, on_one_node
 
@@ -33,7 +34,7 @@ class RunFile:
     dim: str = "16"
     hidden: str = "256,128"
     pooling: str = "sum"
-    policy: str = "embroute"
+    policy: str = DEFAULT_POLICY
     cache: str = "0.1"
     batch: int = 128
     quotas: str = ""

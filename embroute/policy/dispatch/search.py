@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ class Search:
 
     effort: int = 1400  # look-ups to read in a step, for each sample of its batch
     ahead: int = 9  # batches beside the current one that are dealt together
+    paced: bool = False  # no more effort than a core has time for in a step
     largest_window: int = 110_000  # look-ups of them all, times chunks of workers: what caches hold
     grouping: float = 1.0  # look-ups read for groups for each one read for single samples
     hot: float = 1.0  # noise on the costs of a batch that enters the window
@@ -84,6 +85,8 @@ class Spread(NamedTuple):
     unit: float  # mean price of a row
 
 
+PACE = 25e6  # look-ups that one core reads in a second, about
+LEAST_EFFORT = 200  # with less, other policies do as well
 SPREADING = 1.5  # look-ups read that spreading out one of the window counts as
 WIDE = (16, 2048)  # workers and samples of a step from which on effort does not grow with them
 REFITS = 6  # rounds of bringing a batch to its quotas
@@ -192,6 +195,17 @@ def _quotas(setup: Setup, outlook: Outlook, entries: tuple[Indexed, ...]) -> I32
     if len(share_W) and (outlook.range_2W[0] != outlook.range_2W[1]).any():
         return np.array([divide(share_W, size) for size in sizes], np.int32)
     return np.array([setup.quotas(size) for size in sizes], np.int32)
+
+
+def paced(search: Search, outlook: Outlook, samples: int) -> Search:
+    """The search with an effort that keeps up with training: by the model's time, not the clock's.
+
+    So it is the same whenever and wherever it is done.
+    """
+    if not search.paced:
+        return search
+    effort = int(PACE * float(outlook.took_1[0]) / samples)
+    return replace(search, effort=min(search.effort, max(LEAST_EFFORT, effort)))
 
 
 def _work(search: Search, samples: int, num_workers: int) -> float:

@@ -23,6 +23,7 @@ from embroute.policy.dispatch.search import (
     Spread,
     carried,
     improve,
+    paced,
     prices,
     settle,
     spread,
@@ -74,13 +75,15 @@ def _fits(view: View, search: Search, dealt: Spread) -> I32:
     return min(others, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
 
 
-def sharing(search: Search) -> Dispatch:
+def sharing(given: Search) -> Dispatch:
     """Minimise the transfers of all batches of the window, what workers share counted once."""
 
     def choose(view: View) -> Dealing:
         outlook, setup = view.state.outlook, view.state.setup
-        if setup.num_workers == 1 or not len(view.window.now.batch):
+        samples = len(view.window.now.batch)
+        if setup.num_workers == 1 or not samples:
             return block().choose(view)
+        search = paced(given, outlook, samples)
         if not view.window.step and search.free:
             check_ranges(search, setup.num_workers)
         if due(view, search):
@@ -93,5 +96,5 @@ def sharing(search: Search) -> Dispatch:
         settle(dealt)
         return Dealing(_fits(view, search, dealt), carried(dealt, outlook))
 
-    ahead = max(1, search.ahead)
-    return Dispatch("sharing", choose, ahead=ahead, timed=search.timed, free=search.free)
+    ahead = max(1, given.ahead)
+    return Dispatch("sharing", choose, ahead=ahead, timed=given.timed, free=given.free)
