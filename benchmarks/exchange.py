@@ -27,7 +27,7 @@ from embroute.runtime.links import open_channels
 PREFIX, ADDRESS = "xb-", "10.77.0.1"
 TARGET = 0.8
 IPERF_S = 3
-REPEATS = 3
+REPEATS = 2
 SECONDS = 0.5  # that a volume takes at the rate of the link
 LINKS = ((8, "0.1gbit"), (8, "0.25gbit"), (8, "0.5gbit"), (8, "1gbit"), (4, "1gbit"))
 

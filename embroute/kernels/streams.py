@@ -65,9 +65,8 @@ def _move(message_4: I64, fd: int) -> int:
 def _push(message_M4: I64, fd_P: I32, blocked_DP: Bools) -> tuple[int, int]:
     """Move what can be moved without waiting; a peer that is lost and why, or DONE.
 
-    `blocked_DP`: peers whose next message waits.
+    `blocked_DP`: peers whose next message waits; those that are marked are not tried.
     """
-    blocked_DP[:] = False
     for m in range(len(message_M4)):
         p, direction = message_M4[m, PEER], message_M4[m, DIRECTION]
         if message_M4[m, LEFT] > 0 and not blocked_DP[direction, p]:
@@ -79,16 +78,25 @@ def _push(message_M4: I64, fd_P: I32, blocked_DP: Bools) -> tuple[int, int]:
 
 
 @kernel
-def _wait(fd_P: I32, blocked_DP: Bools, timeout_ms: int) -> int:
-    """Wait until a blocked peer can go on; not positive if the time is over or a signal came."""
-    asked_P2 = np.zeros((len(fd_P), 2), np.int32)  # struct pollfd: fd, events and what happened
-    count = 0
+def _wait(fd_P: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
+    """Wait until a blocked peer can go on, and unmark it; not if the time is over or a signal came.
+
+    `asked_P2` is an array of struct pollfd: a file, what is asked, and above it what happened.
+    """
+    asked_P2 = np.zeros((len(fd_P), 2), np.int32)
     for p in range(len(fd_P)):
         events = READABLE * blocked_DP[IN, p] + WRITABLE * blocked_DP[OUT, p]
-        if events:
-            asked_P2[count, 0], asked_P2[count, 1] = fd_P[p], events
-            count += 1
-    return int(_poll(asked_P2.ctypes.data, np.uint64(count), timeout_ms))
+        asked_P2[p, 0] = fd_P[p] if events else -1  # which poll skips
+        asked_P2[p, 1] = events
+    if _poll(asked_P2.ctypes.data, np.uint64(len(fd_P)), timeout_ms) <= 0:
+        return False
+    for p in range(len(fd_P)):
+        happened = asked_P2[p, 1] >> 16
+        if happened & ~WRITABLE:  # an error too is met by trying
+            blocked_DP[IN, p] = False
+        if happened & ~READABLE:
+            blocked_DP[OUT, p] = False
+    return True
 
 
 @kernel
@@ -101,5 +109,5 @@ def drive(message_M4: I64, first: int, fd_P: I32, timeout_ms: int) -> tuple[int,
             return lost, why
         if not message_M4[:first, LEFT].any():
             return DONE, 0
-        if _wait(fd_P, blocked_DP, timeout_ms) <= 0:
-            return LATER, 0  # or a signal came, which is Python's business
+        if not _wait(fd_P, blocked_DP, timeout_ms):
+            return LATER, 0  # signals are Python's business
