@@ -100,6 +100,14 @@ def _wait(fd_P: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
 
 
 @kernel
+def begin(message_M4: I64, fd_P: I32) -> tuple[int, int]:
+    """Send what leaves without waiting; a peer that is lost and why, or DONE."""
+    blocked_DP = np.zeros((2, len(fd_P)), np.bool_)
+    blocked_DP[IN] = True  # there is time for what comes
+    return _push(message_M4, fd_P, blocked_DP)
+
+
+@kernel
 def drive(message_M4: I64, first: int, fd_P: I32, timeout_ms: int) -> tuple[int, int]:
     """Move messages until the first few are done; a peer that is lost and why, DONE, or LATER."""
     blocked_DP = np.zeros((2, len(fd_P)), np.bool_)

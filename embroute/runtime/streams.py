@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embroute.kernels.streams import CLOSED, DONE, IN, OUT, drive
+from embroute.kernels.streams import CLOSED, DONE, IN, OUT, begin, drive
 from embroute.runtime.exchange import Bytes, LostPeerError, Message
 
 SLICE_MS = 200  # of waiting, after which Python sees to signals
@@ -46,7 +46,8 @@ class StreamChannel:
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> StreamPosted:
         """What fits the sockets leaves at once."""
         posted = self._add(sends, receives)
-        self._drive(0)
+        if sends:
+            self._check(*begin(self._message_M4[: len(self._kept)], self._fd_P))
         return posted
 
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -78,12 +79,15 @@ class StreamChannel:
         """Whether the first messages have all left or arrived, after some waiting."""
         message_M4 = self._message_M4[: len(self._kept)]
         lost, why = drive(message_M4, first, self._fd_P, SLICE_MS)
+        self._check(lost, why)
+        if lost == DONE:
+            self._forget(first)
+        return lost == DONE
+
+    def _check(self, lost: int, why: int) -> None:
         if lost >= 0:
             reason = "connection closed by the other end" if why == CLOSED else os.strerror(why)
             raise LostPeerError(f"lost {self.names[lost]}: {reason}")
-        if lost == DONE and first:
-            self._forget(first)
-        return lost == DONE
 
     def _forget(self, first: int) -> None:
         """Messages that were waited for make room."""
