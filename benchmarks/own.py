@@ -22,7 +22,7 @@ from embroute.policy.sync.on_demand import on_demand
 from embroute.simulate import Job, Outcome, measure, measure_named
 
 RIVALS = ("esd(1)", "herald", "esd(1, workers=fast)", "herald(workers=fast)")
-EFFORTS = (100, 350, 700, 1400, 2800)
+EFFORTS = (100, 350, 450, 700, 1400, 2800)
 WINDOWS = (0, 1, 5, 9, 20, 100)
 A_BATCH = 140  # effort for each batch of a window
 COMPUTE_S = 0.05e-3
