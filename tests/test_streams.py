@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -194,6 +195,17 @@ def test_nobody_listens(store: PrefixStore) -> None:
     store.set("listens/a", f"token {port} 127.0.0.1")
     with pytest.raises(LostPeerError, match=r"lost a: cannot connect to 127.0.0.1 \(.*refused"):
         call(store, "a", ["rows"], "b", 5)
+
+
+def test_a_rank_that_never_listens_is_named(store: PrefixStore) -> None:
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(LostPeerError, match="lost a: it does not listen"):
+        call(store, "a", ["rows"], "b", 5)
+
+
+def test_messages_lie_in_one_piece(pair: tuple[StreamChannel, StreamChannel]) -> None:
+    with pytest.raises(ValueError, match="a message for right does not lie in one piece"):
+        pair[0].swap([("right", np.zeros(10, np.uint8)[::2])], [])
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

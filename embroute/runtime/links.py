@@ -124,7 +124,12 @@ def call(
     store: PrefixStore, listener: str, kinds: Sequence[str], name: str, timeout_s: float
 ) -> dict[str, socket.socket]:
     """Connect to a rank that listens, once for each kind of message."""
-    token, port, *addresses = store.get(f"listens/{listener}").decode().split()
+    try:
+        token, port, *addresses = store.get(f"listens/{listener}").decode().split()
+    except RuntimeError:  # the store's time-out
+        raise LostPeerError(
+            f"lost {listener}: it does not listen; all ranks must exchange by the same means"
+        ) from None
     failed = []
     for address in addresses:
         goal = address, int(port)

@@ -70,6 +70,8 @@ class StreamChannel:
                 i = len(self._kept)
                 if i == len(self._message_M4):
                     self._message_M4 = np.concatenate([self._message_M4, self._message_M4])
+                if not data.flags.c_contiguous:
+                    raise ValueError(f"a message for {peer} does not lie in one piece")
                 self._kept.append(data)
                 address = data.__array_interface__["data"][0]
                 self._message_M4[i] = (self._index[peer], direction, address, data.nbytes)
