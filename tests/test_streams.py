@@ -24,6 +24,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 from embroute.runtime import links
 from embroute.runtime.connect import EXCHANGE
 from embroute.runtime.exchange import LostPeerError, Message
+from embroute.runtime.inbox import COORDINATOR, post, receive
 from embroute.runtime.links import Links, Listener, call, open_channels
 from embroute.runtime.streams import ROOM, StreamChannel
 
@@ -108,6 +109,28 @@ def test_many_messages_on_their_way(pair: tuple[StreamChannel, StreamChannel]) -
     right.swap([], [])
     posts[-1].wait()
     assert got[:, 0].tolist() == list(range(count))
+
+
+def test_notes_do_not_pile_up() -> None:
+    """The coordinator waits until a note has reached its rank: no more is told than is known."""
+    left, right = socket.socketpair()
+    with left, right:
+        teller, reader = StreamChannel({"worker0": left}), StreamChannel({COORDINATOR: right})
+        told: list[int] = []
+
+        def tell() -> None:
+            for verb in range(3):
+                post(teller, verb, [("worker0", [np.arange(verb)])])
+                told.append(verb)
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        time.sleep(0.3)
+        assert not told
+        for verb in range(3):
+            assert receive(reader).verb == verb
+        thread.join(20)
+        assert told == [0, 1, 2]
 
 
 @pytest.mark.parametrize("sends", [True, False])

@@ -16,6 +16,7 @@ from embroute.runtime.wire import Array, pack, unpack
 
 Bytes = npt.NDArray[np.uint8]
 COORDINATOR = "coordinator"
+RECEIVED = np.ones(1, np.uint8)
 DEPTH = 2  # plans that wait at a rank while a step runs
 
 # What the coordinator tells the ranks to do next.
@@ -32,10 +33,13 @@ class Note:
 
 
 def post(channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]) -> int:
-    """Send every rank its note; returns the bytes sent."""
+    """Send every rank its note and wait until all have it; returns the bytes sent.
+
+    What is only on its way would pile up in the network's buffers, and could not be called back.
+    """
     packed = [(peer, pack(arrays)) for peer, arrays in bodies]
     heads = [(peer, np.array([verb, len(body)], np.int64).view(np.uint8)) for peer, body in packed]
-    channel.swap([*heads, *packed], [])
+    channel.swap([*heads, *packed], [(peer, np.empty(1, np.uint8)) for peer, _ in packed])
     return sum(len(body) + 16 for _, body in packed)
 
 
@@ -45,6 +49,7 @@ def receive(channel: Channel) -> Note:
     channel.swap([], [(COORDINATOR, head.view(np.uint8))])
     body = np.empty(int(head[1]), np.uint8)
     channel.swap([], [(COORDINATOR, body)])
+    channel.swap([(COORDINATOR, RECEIVED)], [])
     return Note(int(head[0]), unpack(body), head.nbytes + body.nbytes)
 
 
