@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from embroute.config import parse_call
 from embroute.data.batch import Batch, concat
 from embroute.data.planted import expected_auc, fitted
-from embroute.data.synthetic import CHUNK_SAMPLES, PRESETS, SyntheticSource, open_preset
-from embroute.kernels.sampling import group_rank, mixed, planted_scores, power_law_rank
+from embroute.data.synthetic import CHUNK_SAMPLES, PRESETS, SyntheticSource, coprime, open_preset
+from embroute.kernels.sampling import mixed, planted_scores, power_law_rank, shuffled
 
 Rows = npt.NDArray[np.int64]
 
@@ -206,28 +206,30 @@ def test_fitted_reaches_its_targets_on_the_pilot() -> None:
     assert abs(model.logit(batch).std() - 2.0) < 0.2
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(1, 10**7), st.floats(0.2, 2.5))
-def test_power_law_rank_twin(bits: int, num_rows: int, exponent: float) -> None:
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 10**7), st.floats(0.2, 2.5))
+def test_power_law_rank_twin(place: float, num_rows: int, exponent: float) -> None:
     flat = 1 - exponent if abs(exponent - 1) > 1e-6 else 1e-6
     law = np.array([(num_rows + 1.0) ** flat - 1, 1 / flat, 0.0])
-    twin = (1 + (bits >> 16) / 2**48 * law[0]) ** law[1]
-    rank = power_law_rank(np.uint64(bits), num_rows, law)
+    twin = (1 + place * law[0]) ** law[1]
+    rank = power_law_rank(place, False, num_rows, law)
     assert 0 <= rank < num_rows
     assert abs(rank + 1 - min(twin, num_rows)) <= 1.0
+    assert power_law_rank(place, True, num_rows, law) == int(place * num_rows)
 
 
-@given(st.integers(1, 300), st.integers(1, 20))
-def test_groups_divide_every_octave(num_rows: int, num_groups: int) -> None:
-    found = np.array(
-        [
-            [group_rank(r, num_rows, g, num_groups) for r in range(num_rows)]
-            for g in range(num_groups)
-        ]
-    )
-    octave = np.floor(np.log2(np.arange(num_rows) + 1))
-    assert (octave[found] == octave).all()
-    # Over all groups, every rank of an octave of w ranks is met equally often: once a group.
-    assert (np.bincount(found.ravel(), minlength=num_rows) == num_groups).all()
+@given(st.integers(1, 20), st.integers(0, 19))
+def test_groups_change_places_whole(num_groups: int, share: int) -> None:
+    places = (np.arange(4 * num_groups) + 0.5) / (4 * num_groups)
+    multiplier = coprime(num_groups, share / 20)
+    found = np.array([shuffled(place, num_groups, multiplier) for place in places])
+    # Every place is taken once, so a law keeps its shares; neighbours within a group stay so.
+    np.testing.assert_allclose(np.sort(found), places)
+    inside = np.diff(found.reshape(num_groups, 4), axis=1)
+    np.testing.assert_allclose(inside, 0.25 / num_groups)
+
+
+def test_shuffled_groups_stay_below_one() -> None:
+    assert shuffled(np.nextafter(1.0, 0.0), 7, 3) < 1.0
 
 
 def test_planted_scores_twin() -> None:

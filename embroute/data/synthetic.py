@@ -1,10 +1,11 @@
 """Synthetic click logs with the field sizes of published ones: `criteo-kaggle(samples=200000)`.
 
-A sample has a user and an item, each of a latent group. A field describes the user, the item or
-the context; its rank is drawn from a power law, for a share `correlation` of the users and items
-within the part of the ids that their group prefers. A share `sessions` of the samples comes from
-a user seen shortly before, and `drift` turnovers of the items' popular ids happen per million
-samples.
+A sample has a user and an item, each a place in [0, 1), cut into equal groups. A field describes
+the user, the item or the context; its rank follows a power law, for a share `correlation` of the
+look-ups at the place of the user or item, with groups in another order for every field: so a
+popular brand has its categories, and two fields tell about each other as far as groups do. A share
+`sessions` of the samples comes from a user seen shortly before, and `drift` turnovers of the items'
+popular ids happen per million samples.
 """
 
 from __future__ import annotations
@@ -96,14 +97,13 @@ class SyntheticSource:
         """CHUNK_SAMPLES samples; `start` is the time of the first."""
         knobs, shape = self.knobs, (CHUNK_SAMPLES, len(self.preset.fields))
         bits = random.integers(2**64, size=shape, dtype=np.uint64)
-        groups = random.integers(knobs.groups, size=(CHUNK_SAMPLES, 2))
-        groups[random.random(groups.shape) >= knobs.correlation] += knobs.groups
+        places = random.random((CHUNK_SAMPLES, 2))
         parent = _parents(random, knobs.sessions, knobs.gap)
         rate = knobs.drift / 1e6
-        mixing = (knobs.groups, rate * start, rate)
+        mixing = (knobs.groups, knobs.correlation, rate * start, rate)
         rows = np.empty(shape, np.int64)
-        draw_rows(bits, groups, parent, self._laws, mixing, rows)
-        return one_hot(rows, self._dense(random, groups % knobs.groups))
+        draw_rows(bits, places, parent, self._laws, mixing, rows)
+        return one_hot(rows, self._dense(random, (places * knobs.groups).astype(np.int64)))
 
     def _dense(
         self, random: np.random.Generator, groups: npt.NDArray[np.int64]
@@ -127,7 +127,8 @@ class SyntheticSource:
         for number, law in enumerate(self.preset.fields):
             multiplier, jump = coprime(law.num_rows, 0.618), coprime(law.num_rows, 0.382)
             laws.append(_law(law, self.knobs.skew))
-            sizes.append((law.num_rows, law.side, first_rows[number], multiplier, jump))
+            shuffle = coprime(self.knobs.groups, (number + 1) * 0.618 % 1)
+            sizes.append((law.num_rows, law.side, first_rows[number], multiplier, jump, shuffle))
         return np.array(laws, np.float64), np.array(sizes, np.int64)
 
 

@@ -27,7 +27,8 @@ class Knobs:
     """What a user can turn. 0 switches correlation, sessions, drift, skew or signal off.
 
     skew: factor on every field's exponent. groups: latent user groups, and as many of items.
-    correlation: share of users and items that follow their group. sessions: share of samples
+    correlation: share of look-ups that follow from the user or the item; the default makes two
+    fields depend on each other about as much as those of AdKDD'21 do. sessions: share of samples
     from a user seen shortly before. gap: samples between two of a session, on average.
     drift: turnovers of the items' popularity order per million samples. signal: standard
     deviation of the true logit. click_rate: share of label 1.
@@ -36,7 +37,7 @@ class Knobs:
     samples: int
     skew: float = 1.0
     groups: int = 64
-    correlation: float = 0.6
+    correlation: float = 0.85
     sessions: float = 0.0
     gap: float = 256.0
     drift: float = 0.0

@@ -15,7 +15,7 @@ NUM_FACTORS = 4
 
 # Columns of the constants of a field.
 REACH, POWER, TAIL = 0, 1, 2
-NUM_ROWS, SIDE, FIRST_ROW, MULTIPLIER, JUMP = 0, 1, 2, 3, 4
+NUM_ROWS, SIDE, FIRST_ROW, MULTIPLIER, JUMP, SHUFFLE = 0, 1, 2, 3, 4, 5
 
 
 @kernel
@@ -28,25 +28,19 @@ def mixed(key: np.uint64) -> np.uint64:
 
 
 @kernel
-def power_law_rank(bits: np.uint64, num_rows: int, law: npt.NDArray[np.float64]) -> int:
-    """A rank in [0, num_rows): bounded Pareto, or even with probability law[TAIL]."""
-    uniform = float(bits >> np.uint64(16)) / 2.0**48
-    if float(bits & np.uint64(0xFFFF)) < law[TAIL] * 65536.0:
+def power_law_rank(uniform: float, even: bool, num_rows: int, law: npt.NDArray[np.float64]) -> int:
+    """A rank in [0, num_rows) at a place of the field's law: bounded Pareto, or even."""
+    if even:
         return int(uniform * num_rows)
     return min(int((1.0 + uniform * law[REACH]) ** law[POWER]) - 1, num_rows - 1)
 
 
 @kernel
-def group_rank(rank: int, num_rows: int, group: int, num_groups: int) -> int:
-    """Move a rank into its group's part of the octave [2^k, 2^(k+1)) it lies in.
-
-    The groups divide every octave evenly, so all groups together keep the power law.
-    """
-    low = 1
-    while 2 * low <= rank + 1:
-        low *= 2
-    width = min(low, num_rows - low + 1)
-    return low - 1 + (group * width + rank + 1 - low) // num_groups
+def shuffled(place: float, num_groups: int, multiplier: int) -> float:
+    """Let the groups, equal parts of [0, 1), change places; what lies within one stays together."""
+    scaled = place * num_groups
+    group = min(int(scaled), num_groups - 1)
+    return (group * multiplier % num_groups + (scaled - group)) / num_groups
 
 
 @kernel
@@ -62,35 +56,37 @@ def drifted_rank(rank: int, num_rows: int, turns: float, jump: int) -> int:
 @kernel
 def draw_rows(
     bits_SF: npt.NDArray[np.uint64],
-    groups_S2: npt.NDArray[np.int64],
+    place_S2: npt.NDArray[np.float64],
     parent_S: npt.NDArray[np.int64],
     laws_F: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
-    mixing: tuple[int, float, float],
+    mixing: tuple[int, float, float, float],
     rows_SF: npt.NDArray[np.int64],
 ) -> None:
-    """Row ids of samples whose user and item groups are given, into `rows_SF`.
+    """Row ids of samples whose users and items are given as places in [0, 1), into `rows_SF`.
 
-    A sample with a parent (an earlier sample, else -1) has its user: group and user rows; its
-    group is overwritten. Groups from `num_groups` on have no preferred rows. `mixing` is
-    (num_groups, turns at sample 0, turns a sample).
+    A field of the user or the item has the row at this place of its law, its groups shuffled, or
+    with probability 1 - correlation any row. A sample with a parent (an earlier sample, else -1)
+    has its user: place and rows. `mixing` is (groups, correlation, turns at sample 0, turns a
+    sample).
     """
     law_FC, size_FC = laws_F
-    num_groups, turns, turns_a_sample = mixing
+    num_groups, correlation, turns, turns_a_sample = mixing
     for s in range(bits_SF.shape[0]):
         parent = parent_S[s]
         if parent >= 0:
-            groups_S2[s, USER] = groups_S2[parent, USER]
+            place_S2[s, USER] = place_S2[parent, USER]
         now = turns + turns_a_sample * s
         for f in range(bits_SF.shape[1]):
             side = size_FC[f, SIDE]
             if parent >= 0 and side == USER:
                 rows_SF[s, f] = rows_SF[parent, f]
                 continue
-            num_rows = size_FC[f, NUM_ROWS]
-            rank = power_law_rank(bits_SF[s, f], num_rows, law_FC[f])
-            if side != CONTEXT and groups_S2[s, side] < num_groups:
-                slot = (groups_S2[s, side] + f) % num_groups
-                rank = group_rank(rank, num_rows, slot, num_groups)
+            bits, num_rows = bits_SF[s, f], size_FC[f, NUM_ROWS]
+            place = float(bits >> np.uint64(32)) / 2.0**32
+            if side != CONTEXT and piece(bits, 0) + 0.5 < correlation:
+                place = shuffled(place_S2[s, side], num_groups, size_FC[f, SHUFFLE])
+            even = piece(bits, 1) + 0.5 < law_FC[f, TAIL]
+            rank = power_law_rank(place, even, num_rows, law_FC[f])
             if side == ITEM:
                 rank = drifted_rank(rank, num_rows, now, size_FC[f, JUMP])
             # A bijection of [0, num_rows), so that popular ids are not simply 0, 1, 2.
