@@ -23,6 +23,8 @@ I64 = npt.NDArray[np.int64]
 _call = types.int64(types.int32, types.uintp, types.uintp, types.int32)
 _send: Any = types.ExternalFunction("send", _call)
 _recv: Any = types.ExternalFunction("recv", _call)
+_option = types.int32(types.int32, types.int32, types.int32, types.uintp, types.uint32)
+_setsockopt: Any = types.ExternalFunction("setsockopt", _option)
 _poll: Any = types.ExternalFunction("poll", types.int32(types.uintp, types.uintp, types.int32))
 _pointer: Any = types.CPointer
 _errno: Any = types.ExternalFunction("__errno_location", _pointer(types.int32)())
@@ -32,6 +34,9 @@ FLAGS = int(getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL",
 READABLE, WRITABLE = 1, 4  # of poll
 INTERRUPTED, FULL = errno.EINTR, errno.EAGAIN
 CLOSED = 0  # instead of an error's number: the other end has closed the connection
+
+LEVEL, LEAST = int(socket.SOL_SOCKET), int(socket.SO_RCVLOWAT)
+FEW, MOST = 4096, 1 << 20  # bytes: of fewer any one wakes us, and more are not waited for together
 
 IN, OUT = 0, 1
 PEER, DIRECTION, ADDRESS, LEFT = range(4)  # of a message: the bytes that have not moved yet
@@ -50,6 +55,8 @@ def _move(message_4: I64, fd: int) -> int:
         if moved > 0:
             message_4[ADDRESS] += moved
             message_4[LEFT] -= moved
+            if message_4[LEFT] > 0:
+                return LATER  # the system had no more, or no more room: asking again is in vain
         elif moved == 0:
             return CLOSED
         else:
@@ -62,14 +69,16 @@ def _move(message_4: I64, fd: int) -> int:
 
 
 @kernel
-def _push(message_M4: I64, fd_P: I32, blocked_DP: Bools) -> tuple[int, int]:
+def _push(message_M4: I64, first: int, fd_P: I32, blocked_DP: Bools) -> tuple[int, int]:
     """Move what can be moved without waiting; a peer that is lost and why, or DONE.
 
-    `blocked_DP`: peers whose next message waits; those that are marked are not tried.
+    Of what comes only the first messages, there is time for the others. `blocked_DP`: peers whose
+    next message waits; those that are marked are not tried.
     """
     for m in range(len(message_M4)):
         p, direction = message_M4[m, PEER], message_M4[m, DIRECTION]
-        if message_M4[m, LEFT] > 0 and not blocked_DP[direction, p]:
+        tried = not blocked_DP[direction, p] and (m < first or direction == OUT)
+        if tried and message_M4[m, LEFT] > 0:
             outcome = _move(message_M4[m], fd_P[p])
             if outcome >= 0:
                 return p, outcome
@@ -100,22 +109,36 @@ def _wait(fd_P: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
 
 
 @kernel
-def begin(message_M4: I64, fd_P: I32) -> tuple[int, int]:
-    """Send what leaves without waiting; a peer that is lost and why, or DONE."""
-    blocked_DP = np.zeros((2, len(fd_P)), np.bool_)
-    blocked_DP[IN] = True  # there is time for what comes
-    return _push(message_M4, fd_P, blocked_DP)
+def _expect(message_M4: I64, fd_P: I32, least_P: I32) -> None:
+    """Let the system wake us when all that is awaited of a peer is there, not at every packet."""
+    wanted_P = np.zeros(len(fd_P), np.int64)
+    for m in range(len(message_M4)):
+        if message_M4[m, DIRECTION] == IN:
+            wanted_P[message_M4[m, PEER]] += message_M4[m, LEFT]
+    value = np.empty(1, np.int32)
+    for p in range(len(fd_P)):
+        value[0] = min(wanted_P[p], MOST) if wanted_P[p] > FEW else 1
+        if value[0] != least_P[p]:
+            least_P[p] = value[0]
+            _setsockopt(fd_P[p], LEVEL, LEAST, value.ctypes.data, np.uint32(4))
 
 
 @kernel
-def drive(message_M4: I64, first: int, fd_P: I32, timeout_ms: int) -> tuple[int, int]:
+def begin(message_M4: I64, fd_P: I32) -> tuple[int, int]:
+    """Send what leaves without waiting; a peer that is lost and why, or DONE."""
+    return _push(message_M4, 0, fd_P, np.zeros((2, len(fd_P)), np.bool_))
+
+
+@kernel
+def drive(message_M4: I64, first: int, fd_P: I32, least_P: I32, timeout_ms: int) -> tuple[int, int]:
     """Move messages until the first few are done; a peer that is lost and why, DONE, or LATER."""
     blocked_DP = np.zeros((2, len(fd_P)), np.bool_)
     while True:
-        lost, why = _push(message_M4, fd_P, blocked_DP)
+        lost, why = _push(message_M4, first, fd_P, blocked_DP)
         if lost >= 0:
             return lost, why
         if not message_M4[:first, LEFT].any():
             return DONE, 0
+        _expect(message_M4[:first], fd_P, least_P)
         if not _wait(fd_P, blocked_DP, timeout_ms):
             return LATER, 0  # signals are Python's business
