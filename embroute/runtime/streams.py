@@ -74,7 +74,7 @@ class StreamChannel:
                 if i == len(self._message_M4):
                     self._message_M4 = np.concatenate([self._message_M4, self._message_M4])
                 try:
-                    address = addressof(_memory(data))
+                    address = addressof(_memory(data.data))
                 except TypeError as error:
                     raise ValueError(f"a message for {peer}: {error}") from None
                 self._kept.append(data)
