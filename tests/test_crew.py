@@ -275,3 +275,13 @@ def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatc
         for step in simulate(make_policy("embroute"), named):
             assert step.traffic.samples_W.tolist() == named.setup.quotas(256).tolist()
     assert asked
+
+
+def test_one_worker_is_enough_once_caches_have_filled() -> None:
+    """With empty caches two workers are hardly slower, and everything pulled was new."""
+    source = open_source("criteo-kaggle")
+    setup = Setup(source.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
+    given = Job(source, setup, 30, 10)
+    alone = measure_named("esd(1, workers=0)", given).step_time_s
+    assert alone < 0.8 * measure_named("esd(1)", given).step_time_s
+    assert measure_named("embroute", given).step_time_s < 1.01 * alone

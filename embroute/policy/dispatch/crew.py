@@ -8,7 +8,7 @@ places, so the second half is what counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -127,6 +127,21 @@ def _moved(view: View, outlook: Outlook) -> Callable[[I32, I64], I32]:
     return moved
 
 
+def _mean(times: Sequence[StepTime]) -> float:
+    return float(np.mean([time.total_s for time in times]))
+
+
+def _settled(times: Sequence[StepTime], half: int) -> float:
+    """What a step will take once caches have filled that were empty when the window began.
+
+    They go on to fill: as much again is gained as from its first half to its second. A few
+    workers gain more, because more of what many pull is what they share.
+    """
+    first, last = _mean(times[:half] or times), _mean(times[half:])
+    computed = float(np.mean([time.compute_W.max() for time in times]))
+    return min(last, max(last - max(0.0, first - last), last / 2, computed))
+
+
 def _hopeless(found: list[float], left: int, limit: float) -> bool:
     """Whether a crew stays above a limit, should it go on to gain what its last round gained."""
     if len(found) < 2 or not np.isfinite(limit):
@@ -164,7 +179,7 @@ def _try(
         times, told = _look(dealt, setup, capacity_WA)
         half = len(times) // 2
         outlook = _again(dealt, outlook)
-        found = float(np.mean([time.total_s for time in times[half:]]))
+        found = _settled(times, half) if not view.window.step else _mean(times[half:])
         if found < best[0] and (told.rows_TWA[half:] <= capacity_WA).all():
             learnt = ("share_W", "weight_PW", "pace_2")
             copies = {name: getattr(outlook, name).copy() for name in learnt}
@@ -296,5 +311,8 @@ def choose_crew(view: View, search: Search) -> Outlook:
         found, tried = _try(view, _joined(outlook, crew, search, setup), search, limit)
         promise = found / limit
         if promise < least and tried.share_W[crew].min() >= FEWEST / setup.num_workers:
-            least, best = promise, tried._replace(took_1=np.full(1, found, np.float32))
+            took = (
+                found if view.window.step else 0.0
+            )  # what caches not yet full promise is not known
+            least, best = promise, tried._replace(took_1=np.full(1, took, np.float32))
     return best
