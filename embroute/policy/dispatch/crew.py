@@ -43,6 +43,7 @@ from embroute.policy.setup import Setup
 from embroute.policy.state import Outlook, first_shares
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
@@ -55,6 +56,8 @@ VESTIGE = 0.06  # part of the samples
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
 PARTS = 251  # in which rows are told apart
 ROUNDING = 1e-5  # of sums of shares
+FILLED = 32  # steps after which a crew is judged whose caches were empty
+FITTED = 4  # batches of a window that show a trend
 
 
 def due(view: View, search: Search) -> bool:
@@ -127,19 +130,27 @@ def _moved(view: View, outlook: Outlook) -> Callable[[I32, I64], I32]:
     return moved
 
 
+def _totals(times: Sequence[StepTime]) -> F64:
+    return np.array([time.total_s for time in times])
+
+
 def _mean(times: Sequence[StepTime]) -> float:
-    return float(np.mean([time.total_s for time in times]))
+    return float(_totals(times).mean())
 
 
 def _settled(times: Sequence[StepTime], half: int) -> float:
     """What a step will take once caches have filled that were empty when the window began.
 
-    They go on to fill: as much again is gained as from its first half to its second. A few
-    workers gain more, because more of what many pull is what they share.
+    Steps grow shorter with the logarithm of their number: most of all those of few workers, where
+    less is pulled again because it was shared. The first step, in which everything is new, says
+    nothing about it.
     """
-    first, last = _mean(times[:half] or times), _mean(times[half:])
+    now = _mean(times[half:])
+    if len(times) < FITTED:
+        return now
+    slope, at_once = np.polyfit(np.log2(np.arange(2, len(times) + 1)), _totals(times[1:]), 1)
     computed = float(np.mean([time.compute_W.max() for time in times]))
-    return min(last, max(last - max(0.0, first - last), last / 2, computed))
+    return min(now, max(float(at_once + slope * np.log2(FILLED)), now / 2, computed))
 
 
 def _hopeless(found: list[float], left: int, limit: float) -> bool:
