@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -71,6 +72,26 @@ def sent(source: str, goal: str, phase: int) -> npt.NDArray[np.uint8]:
     return random.integers(0, 256, size).astype(np.uint8)
 
 
+@pytest.fixture(params=["one host", "several"])
+def hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether ranks meet within a host; if not, there is only the network."""
+    if request.param == "several":
+        monkeypatch.setattr(links, "_local", lambda _: f"\0{secrets.token_hex()}")
+    return str(request.param)
+
+
+def test_ranks_of_one_host_meet_within_it(hosts: str, store: PrefixStore) -> None:
+    own: dict[str, Callable[[], Any]] = {
+        name: partial(open_channels, store, name, LINKS, 20) for name in NAMES
+    }
+    channels = [channel for kinds in together(own).values() for channel in kinds.values()]
+    families = {sock.family for channel in channels for sock in channel.sockets}
+    assert families == {socket.AF_UNIX if hosts == "one host" else socket.AF_INET}
+    for channel in channels:
+        channel.close()
+
+
+@pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_everything_arrives_whole_and_in_order(ahead: int, store: PrefixStore) -> None:
     phases = 40
@@ -165,7 +186,7 @@ def test_waiting_lets_signals_through() -> None:
 
 def test_strangers_are_turned_away(store: PrefixStore) -> None:
     listener = Listener(store, "a")
-    token, port, *_ = store.get("listens/a").decode().split()
+    token, _, port, *_ = store.get("listens/a").decode().split()
     strangers = list[socket.socket]()
     for text in ("nonsense", f"{token[::-1]} rows b", f"{token} rows z", "\xff" * 10):
         stranger = socket.create_connection(("127.0.0.1", int(port)))
@@ -185,7 +206,7 @@ def test_strangers_are_turned_away(store: PrefixStore) -> None:
 
 def test_the_next_address_is_tried(store: PrefixStore) -> None:
     listener = Listener(store, "a")
-    token, port, *_ = store.get("listens/a").decode().split()
+    token, _, port, *_ = store.get("listens/a").decode().split()
     with socket.create_server(("127.0.0.2", int(port))) as other:  # another program has the port
 
         def answer() -> None:
@@ -193,7 +214,7 @@ def test_the_next_address_is_tried(store: PrefixStore) -> None:
                 sock, _ = other.accept()
                 sock.close()
 
-        store.set("listens/a", f"{token} {port} 127.0.0.3 127.0.0.2 127.0.0.1")
+        store.set("listens/a", f"{token} nowhere {port} 127.0.0.3 127.0.0.2 127.0.0.1")
         found = together(
             {
                 "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
@@ -215,7 +236,7 @@ def test_a_rank_that_never_connects_is_named(store: PrefixStore) -> None:
 def test_nobody_listens(store: PrefixStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    store.set("listens/a", f"token {port} 127.0.0.1")
+    store.set("listens/a", f"token nowhere {port} 127.0.0.1")
     with pytest.raises(LostPeerError, match=r"lost a: cannot connect to 127.0.0.1 \(.*refused"):
         call(store, "a", ["rows"], "b", 5)
 
@@ -227,7 +248,7 @@ def test_a_rank_that_never_listens_is_named(store: PrefixStore) -> None:
 
 
 def test_messages_lie_in_one_piece(pair: tuple[StreamChannel, StreamChannel]) -> None:
-    with pytest.raises(ValueError, match="a message for right: .* not C contiguous"):
+    with pytest.raises(ValueError, match=r"a message for right: .* not C contiguous"):
         pair[0].swap([("right", np.zeros(10, np.uint8)[::2])], [])
 
 

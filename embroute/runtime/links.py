@@ -1,7 +1,8 @@
 """Connections between ranks: who listens where is written down in the job's store.
 
-A rank that listens accepts whoever knows its token; the others try each address it may have, since
-what a machine calls itself is not always what others reach it by.
+A rank that listens accepts whoever knows its token. Ranks of one host meet at a name within it,
+which takes half of the time a network's protocol does; the others try each address the listener may
+have, since what a machine calls itself is not always what others reach it by.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import select
 import socket
 import struct
 import time
@@ -26,7 +28,9 @@ ACCEPTED = b"\x01"
 TOKEN_BYTES = 16
 TRY_S = 5.0  # for one address
 GREETING_BYTES = 256  # at most
+LOCAL_BYTES = 1 << 20  # on their way within a host; more than the system's habit
 _SIOCGIFADDR = 0x8915
+Address = str | tuple[str, int]  # within a host, or in a network
 
 
 def _interface_address(name: str) -> str:
@@ -75,14 +79,20 @@ class Listener:
         addresses = own_addresses()
         bound = addresses[0] if len(addresses) == 1 else ""
         six = any(":" in address for address in addresses)
-        self._server = socket.create_server(
+        network = socket.create_server(
             (bound, 0),
             family=socket.AF_INET6 if six else socket.AF_INET,
             dualstack_ipv6=six and not bound and socket.has_dualstack_ipv6(),
         )
-        self._token = secrets.token_hex(TOKEN_BYTES)
-        port = self._server.getsockname()[1]
-        store.set(f"listens/{name}", " ".join([self._token, str(port), *addresses]))
+        self._token, place = secrets.token_hex(TOKEN_BYTES), secrets.token_hex(TOKEN_BYTES)
+        local = socket.socket(socket.AF_UNIX)
+        local.bind(_local(place))
+        local.listen()
+        self._servers = [network, local]
+        for server in self._servers:
+            server.setblocking(False)
+        port = str(network.getsockname()[1])
+        store.set(f"listens/{name}", " ".join([self._token, place, port, *addresses]))
 
     def accept(
         self, expected: Iterable[tuple[str, str]], deadline: float
@@ -90,12 +100,15 @@ class Listener:
         """The sockets of every kind and name that is expected."""
         missing, found = set(expected), dict[tuple[str, str], socket.socket]()
         while missing:
-            self._server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                sock, _ = self._server.accept()
-            except TimeoutError:
+            left = max(0.01, deadline - time.monotonic())
+            ready, _, _ = select.select(self._servers, [], [], left)
+            if not ready:
                 kind, name = min(missing)
-                raise LostPeerError(f"lost {name}: it did not connect for {kind}") from None
+                raise LostPeerError(f"lost {name}: it did not connect for {kind}")
+            try:
+                sock, _ = ready[0].accept()
+            except OSError:
+                continue  # the caller has gone
             caller = self._greeted(sock)
             if caller in missing:
                 missing.remove(caller)
@@ -106,7 +119,8 @@ class Listener:
 
     def close(self) -> None:
         """Accept nobody else."""
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
     def _greeted(self, sock: socket.socket) -> tuple[str, str]:
         """What a caller connects for and who it is; nobody if it does not know the token."""
@@ -125,26 +139,44 @@ def call(
 ) -> dict[str, socket.socket]:
     """Connect to a rank that listens, once for each kind of message."""
     try:
-        token, port, *addresses = store.get(f"listens/{listener}").decode().split()
+        token, place, port, *addresses = store.get(f"listens/{listener}").decode().split()
     except RuntimeError:  # the store's time-out
         raise LostPeerError(
             f"lost {listener}: it does not listen; all ranks must exchange by the same means"
         ) from None
     failed = []
-    for address in addresses:
-        goal = address, int(port)
+    network: list[Address] = [(address, int(port)) for address in addresses]
+    for goal in [_local(place), *network]:
         try:
             return {kind: _call(goal, f"{token} {kind} {name}", timeout_s) for kind in kinds}
         except OSError as error:
-            failed.append(f"{address} ({error.strerror or error})")
+            if not isinstance(goal, str):
+                failed.append(f"{goal[0]} ({error.strerror or error})")
     raise LostPeerError(
         f"lost {listener}: cannot connect to {', '.join(failed)}; {INTERFACE} names the network "
         f"interface to use, on every host"
     )
 
 
-def _call(goal: tuple[str, int], greeting: str, timeout_s: float) -> socket.socket:
-    sock = socket.create_connection(goal, TRY_S)
+def _local(place: str) -> str:
+    """The address of a place within this host, or what its processes take for one."""
+    return f"\0embroute-{place}"
+
+
+def _connected(goal: Address) -> socket.socket:
+    if not isinstance(goal, str):
+        return socket.create_connection(goal, TRY_S)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(goal)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _call(goal: Address, greeting: str, timeout_s: float) -> socket.socket:
+    sock = _connected(goal)
     sock.settimeout(timeout_s)  # the other end may be busy with its own calls
     try:
         sock.sendall(greeting.ljust(GREETING_BYTES).encode())
@@ -177,6 +209,9 @@ def open_channels(
             for (kind, other), sock in listener.accept(accepts, deadline).items():
                 sockets[kind][other] = sock
     for sock in (sock for own in sockets.values() for sock in own.values()):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BYTES)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)  # waiting is the channel's business
     return {kind: StreamChannel(own) for kind, own in sockets.items()}
