@@ -52,7 +52,7 @@ class Coordinator:
     feed: Feed
     schedule: Schedule
     held_out: Iterable[object] | None = None
-    shadow: Shadow | None = None
+    shadow: Shadow | None = None  # of another policy; with it figures are sent to who watches
     save: Callable[[int], None] | None = None  # make what ranks are told to write one whole
     samples_trained: int = 0  # in all, those before a resume included
     stop: threading.Event = field(default_factory=threading.Event)  # asks for an early end
@@ -70,7 +70,8 @@ class Coordinator:
         for step in plans(self.policy, self._batches(loader, first_epoch), self.state):
             written = time.perf_counter()
             shards, workers = step_notes(step.plan, self.places, self.feed, self._flags(step.plan))
-            workers[0][-1] = self._figures(step.plan)
+            if self.shadow is not None:
+                workers[0][-1] = self._figures(step.plan, self.shadow)
             self.meter.seconds["decide"] += step.decision_s + step.window_s
             self.meter.seconds["write"] += time.perf_counter() - written
             self._tell(STEP, [*shards, *workers])
@@ -114,14 +115,14 @@ class Coordinator:
         ended = any(before < end <= self.samples_trained for end in ends)
         return flags | (EPOCH_ENDS if ended else 0)
 
-    def _figures(self, plan: Plan) -> I64:
+    def _figures(self, plan: Plan, shadow: Shadow) -> I64:
         """Bytes over every worker's link, and row bytes in all: of this policy, and of another."""
         moved, cluster = traffic(plan, self.state.setup), self.state.setup.cluster
         reduced = ring_bytes(moved.hot_bytes, cluster)
         link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
         link_W += round(reduced / cluster.num_workers)
-        other = self.shadow.step(plan.now) if self.shadow else 0
-        return np.array([*link_W, moved.bytes_WKIP.sum() + round(reduced), other], np.int64)
+        rows = moved.bytes_WKIP.sum() + round(reduced)
+        return np.array([*link_W, rows, shadow.step(plan.now)], np.int64)
 
     def _looks_after(self, done: int) -> bool:
         every = self.schedule.look_every

@@ -65,7 +65,7 @@ class Work:
     replica_touch_AU: list[I32]  # -1 where this worker did not touch the row
     touch_L: I32
     dealt: Dealt
-    figures: I64  # for whoever watches; empty unless this is the first worker
+    figures: I64  # for whoever watches; empty if nobody does, and at other workers than the first
 
     @property
     def step(self) -> int:
