@@ -26,7 +26,6 @@ from embroute.policy.parts import View
 from embroute.policy.plans import start
 from embroute.policy.quotas import within
 from embroute.policy.setup import Setup
-from embroute.policy.state import Outlook
 from embroute.simulate import Job, measure_named, simulate
 from tests.test_uses import BATCH, BATCHES, loads_of, window
 
@@ -104,8 +103,22 @@ def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
         for slots in (4, 2)
     )
     assert roomy[2].sum() == 0
-    assert tight[2, 0, PULL, EARLY] == 4
-    assert tight[2, 0, PUSH, EARLY] == 4
+    assert tight[2, 0, PULL].sum() == tight[2, 0, PUSH].sum() == 4
+    # Both slots are in use until the step before is done.
+    assert tight[2, 0, PULL, LATE] == tight[2, 0, PUSH, URGENT] == 4
+
+
+@pytest.mark.parametrize(("slots", "waiting"), [(8, 0), (7, 0), (6, 1), (5, 2), (4, 3)])
+def test_rows_move_between_steps_that_do_not_fit_at_once(slots: int, waiting: int) -> None:
+    """Four rows, then the last of them and three new ones, alone at one worker of two homes."""
+    before = np.array([-1, -1, -1, -1, 3, -1, -1, -1], np.int32)
+    home = np.array([0, 0, 0, 0, 0, 0, 4, 4], np.uint8)
+    nodes = Nodes(before, np.full(8, -1, np.int32), home, np.zeros(8, np.float32))
+    ends, record = np.array([0, 4, 8]), np.full((4, 1), 8.0)
+    told = foretell(nodes, np.ones((8, 1), np.uint8), ends, record, np.array([[slots]]), 2)
+    pulls_P = told.bytes_THWDP[1, :, 0, PULL].sum(0)
+    assert pulls_P[LATE] == pytest.approx(8.0 * waiting)
+    assert pulls_P.sum() == pytest.approx(8.0 * 3)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -171,9 +184,9 @@ def test_crews_that_compute_too_long_are_not_tried(monkeypatch: pytest.MonkeyPat
     """After the first step, whose time nobody knows before it."""
     steps, dealt = [], crew._try
 
-    def spied(view: View, outlook: Outlook, search: Search, limit: float = np.inf) -> object:
+    def spied(view: View, *given: object, **named: object) -> object:
         steps.append(view.window.step)
-        return dealt(view, outlook, search, limit)
+        return dealt(view, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(crew, "_try", spied)
     samples("embroute", job("edge-4", 2.0))

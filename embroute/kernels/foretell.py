@@ -54,28 +54,6 @@ def _batches(first_node_T: I64) -> I32:
 
 
 @kernel
-def _crowds(
-    nodes: Nodes, touched_NW: U8, batch_N: I32, num_batches: int, num_arenas: int
-) -> tuple[I64, I64]:
-    """Rows of each batch at each worker and arena, and how many rows came before it in the window.
-
-    A row that the step before used as well came with that one.
-    """
-    num_workers = touched_NW.shape[1]
-    rows_TWA = np.zeros((num_batches, num_workers, num_arenas), np.int64)
-    came_TWA = np.zeros((num_batches + 1, num_workers, num_arenas), np.int64)
-    for n in range(len(batch_N)):
-        t, a = batch_N[n], nodes.arena_N[n] % num_arenas
-        fresh = nodes.arena_N[n] // num_arenas % 4 < 2
-        for w in range(num_workers):
-            rows_TWA[t, w, a] += touched_NW[n, w]
-            came_TWA[t + 1, w, a] += touched_NW[n, w] * fresh
-    for t in range(num_batches):
-        came_TWA[t + 1] += came_TWA[t]
-    return rows_TWA, came_TWA
-
-
-@kernel
 def _set(touched_W: U8) -> tuple[int, int]:
     """How many workers touch a row, and the last of them."""
     size, last = 0, NOBODY
@@ -84,6 +62,73 @@ def _set(touched_W: U8) -> tuple[int, int]:
             size += 1
             last = w
     return size, last
+
+
+class Crowds(NamedTuple):
+    """Rows of each batch at each worker and arena."""
+
+    rows_TWA: I64
+    alone_TWA: I64  # that no other worker touches
+    again_TWA: I64  # that the batch before had there too
+    came_TWA: I64  # before it in the window; what the step before used came with that one
+
+
+@kernel
+def _crowds(
+    nodes: Nodes, touched_NW: U8, batch_N: I32, num_batches: int, num_arenas: int
+) -> Crowds:
+    """Count the rows of every batch."""
+    num_workers = touched_NW.shape[1]
+    rows_TWA = np.zeros((num_batches, num_workers, num_arenas), np.int64)
+    alone_TWA, again_TWA = np.zeros_like(rows_TWA), np.zeros_like(rows_TWA)
+    came_TWA = np.zeros((num_batches + 1, num_workers, num_arenas), np.int64)
+    for n in range(len(batch_N)):
+        t, a, before = batch_N[n], nodes.arena_N[n] % num_arenas, nodes.before_N[n]
+        fresh = nodes.arena_N[n] // num_arenas % 4 < 2
+        near = before >= 0 and batch_N[before] == t - 1
+        size, sole = _set(touched_NW[n])
+        if size == 1:
+            alone_TWA[t, sole, a] += 1
+        for w in range(num_workers):
+            rows_TWA[t, w, a] += touched_NW[n, w]
+            came_TWA[t + 1, w, a] += touched_NW[n, w] * fresh
+            again_TWA[t, w, a] += near and touched_NW[n, w] * touched_NW[before, w]
+    for t in range(num_batches):
+        came_TWA[t + 1] += came_TWA[t]
+    return Crowds(rows_TWA, alone_TWA, again_TWA, came_TWA)
+
+
+@kernel
+def _defer(bytes_HWDP: F64, w: int, direction: int, phase: int, wanted: float) -> float:
+    """Let some of the early bytes of a worker wait for a later phase; returns how many."""
+    early = float(bytes_HWDP[:, w, direction, EARLY].sum())
+    part = min(1.0, wanted / early) if early > 0 else 0.0
+    bytes_HWDP[:, w, direction, phase] += part * bytes_HWDP[:, w, direction, EARLY]
+    bytes_HWDP[:, w, direction, EARLY] *= 1 - part
+    return part * early
+
+
+@kernel
+def _crowd_out(bytes_THWDP: F64, crowds: Crowds, record_A: F64, capacity_WA: I64) -> None:
+    """A cache that does not hold two steps at once: rows leave after the step that used them.
+
+    What takes their places comes late. Those that were shared leave first, the others' updates have
+    to be pushed at once, wherever they live.
+    """
+    rows_TWA, homes = crowds.rows_TWA, bytes_THWDP.shape[1]
+    for t in range(1, len(rows_TWA)):
+        for w in range(len(capacity_WA)):
+            late = urgent = 0.0
+            for a in range(len(record_A)):
+                both = rows_TWA[t - 1, w, a] + rows_TWA[t, w, a] - crowds.again_TWA[t, w, a]
+                leaving = max(0, both - capacity_WA[w, a])
+                shared = rows_TWA[t - 1, w, a] - crowds.alone_TWA[t - 1, w, a]
+                late += leaving * record_A[a]
+                urgent += max(0, leaving - shared) * record_A[a]
+            if late > 0:
+                _defer(bytes_THWDP[t], w, PULL, LATE, late)
+                urgent -= _defer(bytes_THWDP[t], w, PUSH, URGENT, urgent)
+                bytes_THWDP[t, :, w, PUSH, URGENT] += urgent / homes
 
 
 @kernel
@@ -105,12 +150,14 @@ def foretell(
 
     What the step before used is pushed back urgently and pulled late; a sharer's gradient that the
     next step needs is urgent too. A row is gone from a cache that more rows have entered since
-    than it holds.
+    than it holds, and where two steps do not fit at once some move between them.
     """
     num_workers, num_arenas = touched_NW.shape[1], record_XA.shape[1]
     batch_N = _batches(first_node_T)
-    rows_TWA, came_TWA = _crowds(nodes, touched_NW, batch_N, len(first_node_T) - 1, num_arenas)
-    bytes_THWDP = np.zeros((len(rows_TWA), homes, num_workers, 2, NUM_PHASES), np.float64)
+    num_batches = len(first_node_T) - 1
+    crowds = _crowds(nodes, touched_NW, batch_N, num_batches, num_arenas)
+    rows_TWA, came_TWA = crowds.rows_TWA, crowds.came_TWA
+    bytes_THWDP = np.zeros((num_batches, homes, num_workers, 2, NUM_PHASES), np.float64)
     owner_N = nodes.owner_N.copy()
     for n in range(len(batch_N)):
         t, before = batch_N[n], nodes.before_N[n]
@@ -135,4 +182,5 @@ def foretell(
         else:
             phases = (pull_phase, URGENT if kind % 2 == 1 else EARLY)
             _share(bytes_WDP, touched_NW[n], owner, phases, record_XA[:, a])
+    _crowd_out(bytes_THWDP, crowds, record_XA[VALUE_STATE], capacity_WA)
     return Foretold(bytes_THWDP, rows_TWA)

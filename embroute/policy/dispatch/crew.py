@@ -56,8 +56,9 @@ VESTIGE = 0.06  # part of the samples
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
 PARTS = 251  # in which rows are told apart
 ROUNDING = 1e-5  # of sums of shares
-FILLED = 32  # steps after which a crew is judged whose caches were empty
-FITTED = 4  # batches of a window that show a trend
+FILLED = 32  # step by which a crew is judged while caches fill
+FITTED = 4  # batches of a window that show a trend, as far as it is more than
+DOUBTS = 1  # times its standard error
 
 
 def due(view: View, search: Search) -> bool:
@@ -138,19 +139,26 @@ def _mean(times: Sequence[StepTime]) -> float:
     return float(_totals(times).mean())
 
 
-def _settled(times: Sequence[StepTime], half: int) -> float:
-    """What a step will take once caches have filled that were empty when the window began.
+def _settled(times: Sequence[StepTime], step: int) -> float:
+    """What a step will take once caches have filled that were empty when the job began.
 
     Steps grow shorter with the logarithm of their number: most of all those of few workers, where
-    less is pulled again because it was shared. The first step, in which everything is new, says
-    nothing about it.
+    less is pulled again because it was shared. The very first one, in which everything is new,
+    says nothing about it. `step`: the number of the first of these.
     """
-    now = _mean(times[half:])
+    now = _mean(times[len(times) // 2 :])
     if len(times) < FITTED:
         return now
-    slope, at_once = np.polyfit(np.log2(np.arange(2, len(times) + 1)), _totals(times[1:]), 1)
+    number = np.arange(step + 1, step + len(times) + 1)
+    doublings, took = np.log2(number)[number > 1], _totals(times)[number > 1]
+    away = doublings - doublings.mean()
+    slope = float((away * took).sum() / (away**2).sum())
+    left = took - took.mean() - slope * away
+    doubt = float(np.sqrt((left**2).sum() / (len(left) - 2) / (away**2).sum()))
+    slope = min(0.0, slope + DOUBTS * doubt)
     computed = float(np.mean([time.compute_W.max() for time in times]))
-    return min(now, max(float(at_once + slope * np.log2(FILLED)), now / 2, computed))
+    then = float(took.mean() + slope * (np.log2(FILLED) - doublings.mean()))
+    return min(now, max(then, now / 2, computed))
 
 
 def _hopeless(found: list[float], left: int, limit: float) -> bool:
@@ -162,14 +170,14 @@ def _hopeless(found: list[float], left: int, limit: float) -> bool:
 
 
 def _try(
-    view: View, outlook: Outlook, search: Search, limit: float = np.inf
+    view: View, outlook: Outlook, search: Search, trend: bool, limit: float = np.inf
 ) -> tuple[float, Outlook]:
     """Deal the window and correct shares, several times; what a step takes at best, and how.
 
-    `limit`: a crew that will not reach it is given up.
+    `trend`: it will take less as caches fill. `limit`: a crew that will not reach it is given up.
     """
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
-    best = (np.inf, outlook)
+    least, best = np.inf, (np.inf, outlook)
     outlook = outlook._replace(
         share_W=outlook.share_W.copy(),
         weight_PW=outlook.weight_PW.copy(),
@@ -190,12 +198,12 @@ def _try(
         times, told = _look(dealt, setup, capacity_WA)
         half = len(times) // 2
         outlook = _again(dealt, outlook)
-        found = _settled(times, half) if not view.window.step else _mean(times[half:])
-        if found < best[0] and (told.rows_TWA[half:] <= capacity_WA).all():
+        now = _mean(times[half:])
+        seen.append(_settled(times, view.window.step) if trend else now)
+        if now < least and (told.rows_TWA[half:] <= capacity_WA).all():
             learnt = ("share_W", "weight_PW", "pace_2")
             copies = {name: getattr(outlook, name).copy() for name in learnt}
-            best = (found, outlook._replace(**copies))
-        seen.append(found)
+            least, best = now, (seen[-1], outlook._replace(**copies))
         if _hopeless(seen, rounds - 1 - turn, limit):
             break
         for t in range(half, len(times)):
@@ -276,7 +284,8 @@ def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
     most of all at the start; but workers that hardly get samples only make the others wait.
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
-    if leaves < VESTIGE:
+    smaller = len(crew) < int((outlook.range_2W[1] > 0).sum())
+    if smaller and leaves < VESTIGE:
         return NO_LOSS
     return BETTER if windows >= SETTLED else AT_FIRST
 
@@ -308,7 +317,8 @@ def choose_crew(view: View, search: Search) -> Outlook:
     rivals = _rivals(view, search, present)
     if not rivals:
         return best
-    taken, settled = _try(view, best, search)
+    # Rows of other crews first have to come to them: no trend is seen in that but before the start.
+    taken, settled = _try(view, best, search, trend=view.window.step < FILLED)
     if not view.window.step:
         settled = outlook  # nothing has settled: slow workers get too few samples at first
     if outlook.took_1[0]:
@@ -319,7 +329,8 @@ def choose_crew(view: View, search: Search) -> Outlook:
         limit = taken * _needed(settled, crew, windows)
         if _at_least(crew, batch, setup) >= limit:
             continue
-        found, tried = _try(view, _joined(outlook, crew, search, setup), search, limit)
+        joined = _joined(outlook, crew, search, setup)
+        found, tried = _try(view, joined, search, not view.window.step, limit)
         promise = found / limit
         if promise < least and tried.share_W[crew].min() >= FEWEST / setup.num_workers:
             took = (
