@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +148,7 @@ def _settled(times: Sequence[StepTime], step: int) -> float:
     says nothing about it. `step`: the number of the first of these.
     """
     now = _mean(times[len(times) // 2 :])
-    if len(times) < FITTED:
+    if len(times) < FITTED or step >= FILLED:
         return now
     number = np.arange(step + 1, step + len(times) + 1)
     doublings, took = np.log2(number)[number > 1], _totals(times)[number > 1]
@@ -169,15 +170,21 @@ def _hopeless(found: list[float], left: int, limit: float) -> bool:
     return min(found) - left * gain > limit
 
 
-def _try(
-    view: View, outlook: Outlook, search: Search, trend: bool, limit: float = np.inf
-) -> tuple[float, Outlook]:
-    """Deal the window and correct shares, several times; what a step takes at best, and how.
+class Trial(NamedTuple):
+    """What a step of a crew takes at best: now, and once caches have filled; and how."""
 
-    `trend`: it will take less as caches fill. `limit`: a crew that will not reach it is given up.
+    now: float
+    then: float
+    outlook: Outlook
+
+
+def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) -> Trial:
+    """Deal the window and correct shares, several times.
+
+    `limit`: a crew that will not reach it is given up.
     """
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
-    least, best = np.inf, (np.inf, outlook)
+    best = Trial(np.inf, np.inf, outlook)
     outlook = outlook._replace(
         share_W=outlook.share_W.copy(),
         weight_PW=outlook.weight_PW.copy(),
@@ -189,7 +196,7 @@ def _try(
     for turn in range(rounds):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
         if not price_PAV.any():
-            return 0.0, outlook
+            return Trial(0.0, 0.0, outlook)
         dealt = spread(view, outlook, search, price_PAV, moved)
         cooler = search.hot * (search.cold / search.hot) ** (turn / rounds)
         improve(dealt, replace(search, hot=cooler), view.window.step)
@@ -198,12 +205,12 @@ def _try(
         times, told = _look(dealt, setup, capacity_WA)
         half = len(times) // 2
         outlook = _again(dealt, outlook)
-        now = _mean(times[half:])
-        seen.append(_settled(times, view.window.step) if trend else now)
-        if now < least and (told.rows_TWA[half:] <= capacity_WA).all():
+        now, then = _mean(times[half:]), _settled(times, view.window.step)
+        seen.append(now if view.window.step else then)
+        if now < best.now and (told.rows_TWA[half:] <= capacity_WA).all():
             learnt = ("share_W", "weight_PW", "pace_2")
             copies = {name: getattr(outlook, name).copy() for name in learnt}
-            least, best = now, (seen[-1], outlook._replace(**copies))
+            best = Trial(now, then, outlook._replace(**copies))
         if _hopeless(seen, rounds - 1 - turn, limit):
             break
         for t in range(half, len(times)):
@@ -284,9 +291,11 @@ def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
     most of all at the start; but workers that hardly get samples only make the others wait.
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
-    smaller = len(crew) < int((outlook.range_2W[1] > 0).sum())
-    if smaller and leaves < VESTIGE:
-        return NO_LOSS
+    if len(crew) < int((outlook.range_2W[1] > 0).sum()):
+        if not windows:
+            return NO_LOSS  # no row has to change places yet, and few workers gain the longest
+        if leaves < VESTIGE:
+            return NO_LOSS
     return BETTER if windows >= SETTLED else AT_FIRST
 
 
@@ -317,24 +326,21 @@ def choose_crew(view: View, search: Search) -> Outlook:
     rivals = _rivals(view, search, present)
     if not rivals:
         return best
-    # Rows of other crews first have to come to them: no trend is seen in that but before the start.
-    taken, settled = _try(view, best, search, trend=view.window.step < FILLED)
-    if not view.window.step:
-        settled = outlook  # nothing has settled: slow workers get too few samples at first
-    if outlook.took_1[0]:
-        taken = min(taken, float(outlook.took_1[0]))
+    trial, first = _try(view, best, search), not view.window.step
+    # Nothing has settled before the first step: slow workers get too few samples at first.
+    settled = outlook if first else trial.outlook
+    took = float(outlook.took_1[0]) or np.inf
     batch, least = len(view.window.now.batch), 1.0
     windows = view.window.step / (search.ahead + 1)
     for crew in rivals:
+        # More workers gain less as caches fill, so they are compared with what is to come.
+        taken = min(took, trial.then if first or len(crew) > len(present) else trial.now)
         limit = taken * _needed(settled, crew, windows)
         if _at_least(crew, batch, setup) >= limit:
             continue
-        joined = _joined(outlook, crew, search, setup)
-        found, tried = _try(view, joined, search, not view.window.step, limit)
-        promise = found / limit
-        if promise < least and tried.share_W[crew].min() >= FEWEST / setup.num_workers:
-            took = (
-                found if view.window.step else 0.0
-            )  # what caches not yet full promise is not known
-            least, best = promise, tried._replace(took_1=np.full(1, took, np.float32))
+        found = _try(view, _joined(outlook, crew, search, setup), search, limit)
+        promise = (found.then if first else found.now) / limit
+        if promise < least and found.outlook.share_W[crew].min() >= FEWEST / setup.num_workers:
+            known = np.full(1, 0.0 if first else found.now, np.float32)  # at first it is a hope
+            least, best = promise, found.outlook._replace(took_1=known)
     return best
