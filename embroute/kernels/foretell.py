@@ -53,17 +53,6 @@ def _batches(first_node_T: I64) -> I32:
     return batch_N
 
 
-@kernel
-def _set(touched_W: U8) -> tuple[int, int]:
-    """How many workers touch a row, and the last of them."""
-    size, last = 0, NOBODY
-    for w in range(len(touched_W)):
-        if touched_W[w]:
-            size += 1
-            last = w
-    return size, last
-
-
 class Crowds(NamedTuple):
     """Rows of each batch at each worker and arena."""
 
@@ -71,6 +60,8 @@ class Crowds(NamedTuple):
     alone_TWA: I64  # that no other worker touches
     again_TWA: I64  # that the batch before had there too
     came_TWA: I64  # before it in the window; what the step before used came with that one
+    size_N: I32  # workers that touch a row
+    last_N: I32  # the last of them
 
 
 @kernel
@@ -82,20 +73,23 @@ def _crowds(
     rows_TWA = np.zeros((num_batches, num_workers, num_arenas), np.int64)
     alone_TWA, again_TWA = np.zeros_like(rows_TWA), np.zeros_like(rows_TWA)
     came_TWA = np.zeros((num_batches + 1, num_workers, num_arenas), np.int64)
+    size_N, last_N = np.zeros(len(batch_N), np.int32), np.full(len(batch_N), NOBODY, np.int32)
     for n in range(len(batch_N)):
         t, a, before = batch_N[n], nodes.arena_N[n] % num_arenas, nodes.before_N[n]
         fresh = nodes.arena_N[n] // num_arenas % 4 < 2
         near = before >= 0 and batch_N[before] == t - 1
-        size, sole = _set(touched_NW[n])
-        if size == 1:
-            alone_TWA[t, sole, a] += 1
         for w in range(num_workers):
+            if touched_NW[n, w]:
+                size_N[n] += 1
+                last_N[n] = w
             rows_TWA[t, w, a] += touched_NW[n, w]
             came_TWA[t + 1, w, a] += touched_NW[n, w] * fresh
             again_TWA[t, w, a] += near and touched_NW[n, w] * touched_NW[before, w]
+        if size_N[n] == 1:
+            alone_TWA[t, last_N[n], a] += 1
     for t in range(num_batches):
         came_TWA[t + 1] += came_TWA[t]
-    return Crowds(rows_TWA, alone_TWA, again_TWA, came_TWA)
+    return Crowds(rows_TWA, alone_TWA, again_TWA, came_TWA, size_N, last_N)
 
 
 @kernel
@@ -169,7 +163,7 @@ def foretell(
         if owner >= 0 and came > capacity_WA[owner, a]:
             bytes_WDP[owner, PUSH, EARLY] += record_XA[VALUE_STATE, a]
             owner = NOBODY
-        size, sole = _set(touched_NW[n])
+        size, sole = crowds.size_N[n], crowds.last_N[n]
         owner_N[n] = sole if size == 1 else NOBODY
         if size == 1 and sole == owner:
             continue

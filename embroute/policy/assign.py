@@ -16,7 +16,8 @@ When no worker is overfull all are exactly full and no cycle of moves is a gain:
 optimal, whatever the first prices were. Each path lowers the overfull by one, so it ends. If no
 path exists, the samples at the workers reached may go nowhere else and those are all full: what
 they hold too much cannot be placed by anyone. Good first prices make the paths few: they are
-those of the same problem for a quarter of the samples.
+those of the same problem for a quarter of the samples, or for two workers the difference of costs
+at which both are just full.
 
 Ties: a sample starts at the worker with most room left of those equally cheap, then at the first;
 of equally cheap moves the one listed first goes, of equally near workers the first is taken. Equal
@@ -90,6 +91,8 @@ def _first_prices(cost_SW: Floats, quota_W: Counts) -> Floats:
     """Final prices of the same problem for a quarter of the samples; zero if those are few."""
     samples, workers = cost_SW.shape
     few = samples // COARSENING
+    if workers == 2 and few:
+        return _two_prices(cost_SW, quota_W)
     if few <= workers // 2:
         return np.zeros(workers)
     few_SW = np.take(cost_SW, _picked(few), 0)
@@ -97,6 +100,19 @@ def _first_prices(cost_SW: Floats, quota_W: Counts) -> Floats:
     price_W = _first_prices(few_SW, few_quota_W)
     _solve(few_SW, few_quota_W, price_W)
     return price_W
+
+
+def _two_prices(cost_SW: Floats, quota_W: Counts) -> Floats:
+    """With two workers the first gets the samples it is cheaper for, as far as both have room."""
+    samples = len(cost_SW)
+    with np.errstate(invalid="ignore"):  # a sample that neither may take
+        gain_S = cost_SW[:, 1] - cost_SW[:, 0]
+    wanted = int((gain_S > 0).sum())
+    count = min(max(wanted, samples - int(quota_W[1])), int(quota_W[0]))
+    if count == wanted:
+        return np.zeros(2)
+    price = np.partition(gain_S, samples - count)[samples - count]
+    return np.array([price, 0.0]) if np.isfinite(price) else np.zeros(2)
 
 
 @lru_cache(maxsize=32)

@@ -23,6 +23,7 @@ from embroute.runtime.seat import Seat, names
 
 EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
 CONNECT_S = 60.0
+YIELDING = 10  # niceness: plans are made ahead, so those who train on the same cores come first
 TRANSFER_TIMEOUT = timedelta(hours=2)  # liveness is the heartbeat's business
 
 
@@ -107,6 +108,8 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
                 f"{variable} is not set: start the program with torchrun, or use embroute train"
             )
     name = layout.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
+    if name == names(layout.num_workers, layout.num_shards)[0]:
+        os.nice(YIELDING)
     _join_group(max(60.0, peer_timeout_s))
     # Connections of our own: torch's may block while the heartbeat must not.
     rank_of = _ranks_by_name(_job_store(peer_timeout_s), name, layout)

@@ -144,14 +144,18 @@ def call(
         raise LostPeerError(
             f"lost {listener}: it does not listen; all ranks must exchange by the same means"
         ) from None
-    failed = []
+    failed, found = [], dict[str, socket.socket]()
     network: list[Address] = [(address, int(port)) for address in addresses]
     for goal in [_local(place), *network]:
         try:
-            return {kind: _call(goal, f"{token} {kind} {name}", timeout_s) for kind in kinds}
+            for kind in kinds[len(found) :]:
+                found[kind] = _call(goal, f"{token} {kind} {name}", timeout_s)
+            return found
         except OSError as error:
             if not isinstance(goal, str):
                 failed.append(f"{goal[0]} ({error.strerror or error})")
+    for sock in found.values():
+        sock.close()
     raise LostPeerError(
         f"lost {listener}: cannot connect to {', '.join(failed)}; {INTERFACE} names the network "
         f"interface to use, on every host"

@@ -291,11 +291,9 @@ def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
     most of all at the start; but workers that hardly get samples only make the others wait.
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
-    if len(crew) < int((outlook.range_2W[1] > 0).sum()):
-        if not windows:
-            return NO_LOSS  # no row has to change places yet, and few workers gain the longest
-        if leaves < VESTIGE:
-            return NO_LOSS
+    fewer = len(crew) < int((outlook.range_2W[1] > 0).sum())
+    if fewer and (not windows or leaves < VESTIGE):
+        return NO_LOSS  # before the first step no row changes places, and few gain the longest
     return BETTER if windows >= SETTLED else AT_FIRST
 
 
