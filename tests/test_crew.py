@@ -14,13 +14,27 @@ import pytest
 from embroute.cluster import open_cluster
 from embroute.config import Size
 from embroute.data.open import open_source
+from embroute.data.stream import batches
+from embroute.data.window import Horizon
 from embroute.kernels.anneal import put, refit
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
-from embroute.kernels.foretell import PULL, PUSH, foretell, touched
+from embroute.kernels.foretell import (
+    COLD,
+    KNOWN,
+    NEAR,
+    PULL,
+    PUSH,
+    Crowds,
+    Deal,
+    crowd_out,
+    foretell,
+    touched,
+)
 from embroute.kernels.shares import shortest
 from embroute.kernels.uses import Nodes, total
 from embroute.policy.catalog import make_policy
 from embroute.policy.dispatch import crew, sharing
+from embroute.policy.dispatch.forecast import until_full
 from embroute.policy.dispatch.search import Search, paced
 from embroute.policy.parts import View
 from embroute.policy.plans import start
@@ -31,7 +45,8 @@ from tests.test_uses import BATCH, BATCHES, loads_of, window
 
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
-SOURCE = open_source("online-retail")
+I64 = npt.NDArray[np.int64]
+SOURCE, KAGGLE = open_source("online-retail"), open_source("criteo-kaggle")
 
 
 def job(network: str, compute_ms: float, dim: int = 64) -> Job:
@@ -70,6 +85,14 @@ def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F
     return out
 
 
+def told(nodes: Nodes, deal: Deal, record: F64, room: I64, homes: int = 1) -> tuple[F64, Crowds]:
+    """Bytes of first and of later uses together, and what a cache of this room crowds out."""
+    found = foretell(nodes, deal, record, room, homes)
+    bytes_THWDP = found.bytes_CTHWDP.sum(0)
+    crowd_out(bytes_THWDP, found.crowds, record[VALUE_STATE], room)
+    return bytes_THWDP, found.crowds
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_what_a_window_moves_is_foretold(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -86,22 +109,20 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
     touched_NW = touched(node_L, np.arange(len(node_L) + 1), worker_S, count, workers)
     record = np.array([[4.0], [12.0], [5.0], [12.0]])
     room = np.full((workers, 1), 10**6)
-    told = foretell(nodes, touched_NW, np.arange(batches + 1) * rows, record, room, 1)
+    deal = Deal(touched_NW, np.arange(batches + 1) * rows, before < 0)
+    found, crowds = told(nodes, deal, record, room)
     sets = [set(used.tolist()) for used in lookups]
     batch = [n // rows for n in range(count)]
-    assert told.bytes_THWDP[:, 0].tolist() == told_by_hand(nodes, sets, batch, record).tolist()
-    assert told.rows_TWA.sum() == len(node_L)
+    assert found[:, 0].tolist() == told_by_hand(nodes, sets, batch, record).tolist()
+    assert crowds.rows_TWA.sum() == len(node_L)
 
 
 def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
     before = np.array([-1, -1, -1, 0], np.int32)
     nodes = Nodes(before, np.full(4, -1, np.int32), np.zeros(4, np.uint8), np.zeros(4, np.float32))
-    touched_NW = np.ones((4, 1), np.uint8)
-    ends, record = np.array([0, 1, 3, 4]), np.array([[4.0]] * 4)
-    roomy, tight = (
-        foretell(nodes, touched_NW, ends, record, np.array([[slots]]), 1).bytes_THWDP[:, 0]
-        for slots in (4, 2)
-    )
+    deal = Deal(np.ones((4, 1), np.uint8), np.array([0, 1, 3, 4]), before < 0)
+    record = np.array([[4.0]] * 4)
+    roomy, tight = (told(nodes, deal, record, np.array([[slots]]))[0][:, 0] for slots in (4, 2))
     assert roomy[2].sum() == 0
     assert tight[2, 0, PULL].sum() == tight[2, 0, PUSH].sum() == 4
     # Both slots are in use until the step before is done.
@@ -114,11 +135,41 @@ def test_rows_move_between_steps_that_do_not_fit_at_once(slots: int, waiting: in
     before = np.array([-1, -1, -1, -1, 3, -1, -1, -1], np.int32)
     home = np.array([0, 0, 0, 0, 0, 0, 4, 4], np.uint8)
     nodes = Nodes(before, np.full(8, -1, np.int32), home, np.zeros(8, np.float32))
-    ends, record = np.array([0, 4, 8]), np.full((4, 1), 8.0)
-    told = foretell(nodes, np.ones((8, 1), np.uint8), ends, record, np.array([[slots]]), 2)
-    pulls_P = told.bytes_THWDP[1, :, 0, PULL].sum(0)
+    deal = Deal(np.ones((8, 1), np.uint8), np.array([0, 4, 8]), before < 0)
+    found, _ = told(nodes, deal, np.full((4, 1), 8.0), np.array([[slots]]), 2)
+    pulls_P = found[1, :, 0, PULL].sum(0)
     assert pulls_P[LATE] == pytest.approx(8.0 * waiting)
     assert pulls_P.sum() == pytest.approx(8.0 * 3)
+
+
+def test_uses_are_told_apart_by_the_one_before() -> None:
+    """Two rows at two workers in turn: new, then of the step before, then of the step before it."""
+    before = np.array([-1, -1, 0, 1, 2], np.int32)
+    kind = np.array([1, 0, 2, 0, 0], np.uint8)
+    nodes = Nodes(before, np.full(5, -1, np.int32), kind, np.zeros(5, np.float32))
+    touched_NW = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 1]], np.uint8)
+    deal = Deal(touched_NW, np.array([0, 2, 3, 5]), before < 0)
+    found = foretell(nodes, deal, np.ones((4, 1)), np.array([[9], [9]]), 1).bytes_CTHWDP
+    assert found.sum((2, 3, 4, 5)).tolist() == [[2, 0, 0], [0, 0, 2], [0, 2, 0]]
+    assert found[NEAR, 1, 0, 0, PUSH, URGENT] == found[NEAR, 1, 0, 1, PULL, LATE] == 1
+
+
+@pytest.mark.parametrize("network", ["colo-2", "colo-8"])
+def test_first_uses_become_as_few_as_foretold(network: str) -> None:
+    """By the first ten batches, how many of a batch's rows will be new."""
+    setup = Setup(KAGGLE.schema, open_cluster(network), 64, 256, cache=Size(0.3, "share"))
+    state, horizon = start(make_policy("embroute"), setup), Horizon(setup.schema.num_rows, 9)
+    new, seen = [], set[int]()
+    for number, batch in enumerate(itertools.islice(batches(KAGGLE, 256), 36)):
+        rows = set(batch.rows[batch.rows >= 0].tolist())
+        new.append(len(rows - seen))
+        seen |= rows
+        if number < 10:
+            horizon.push(batch)
+    then_TC = until_full(horizon.pop(), state)
+    assert then_TC[5:, COLD] * new[5:10] == pytest.approx(np.mean(new[28:]), rel=0.1)
+    assert (then_TC[5:, KNOWN] > 1).all()
+    assert (then_TC[:, NEAR] == 1).all()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -292,9 +343,8 @@ def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatc
 
 def test_one_worker_is_enough_once_caches_have_filled() -> None:
     """With empty caches two workers are hardly slower, and everything pulled was new."""
-    source = open_source("criteo-kaggle")
-    setup = Setup(source.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
-    given = Job(source, setup, 30, 10)
+    setup = Setup(KAGGLE.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
+    given = Job(KAGGLE, setup, 30, 10)
     alone = measure_named("esd(1, workers=0)", given).step_time_s
     assert alone < 0.8 * measure_named("esd(1)", given).step_time_s
     assert measure_named("embroute", given).step_time_s < 1.01 * alone

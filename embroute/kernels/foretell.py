@@ -1,7 +1,8 @@
 """What the batches of a window will move if they are dealt as they are now.
 
 Axes: N rows of the window's batches one after the other, L look-ups, S samples, T batches,
-W workers, A arenas, D directions (pull, push), P phases, X kinds of record, H homes of rows.
+W workers, A arenas, D directions (pull, push), P phases, X kinds of record, H homes of rows,
+C when rows were used before: never, some time ago, in the step before (COLD, KNOWN, NEAR).
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
 
 PULL, PUSH = 0, 1
+COLD, KNOWN, NEAR = 0, 1, 2
 NOBODY = -1
 
 
-class Foretold(NamedTuple):
-    """Bytes and distinct rows of each batch at each worker."""
+class Deal(NamedTuple):
+    """Who touches each row, the first row of each batch, whether it is a row's first use ever."""
 
-    bytes_THWDP: F64
-    rows_TWA: I64
+    touched_NW: U8
+    first_node_T: I64
+    cold_N: Bools
 
 
 @kernel
@@ -62,6 +66,13 @@ class Crowds(NamedTuple):
     came_TWA: I64  # before it in the window; what the step before used came with that one
     size_N: I32  # workers that touch a row
     last_N: I32  # the last of them
+
+
+class Foretold(NamedTuple):
+    """Bytes of each batch at each worker, if caches hold two steps, and its rows."""
+
+    bytes_CTHWDP: F64
+    crowds: Crowds
 
 
 @kernel
@@ -103,7 +114,7 @@ def _defer(bytes_HWDP: F64, w: int, direction: int, phase: int, wanted: float) -
 
 
 @kernel
-def _crowd_out(bytes_THWDP: F64, crowds: Crowds, record_A: F64, capacity_WA: I64) -> None:
+def crowd_out(bytes_THWDP: F64, crowds: Crowds, record_A: F64, capacity_WA: I64) -> None:
     """A cache that does not hold two steps at once: rows leave after the step that used them.
 
     What takes their places comes late. Those that were shared leave first, the others' updates have
@@ -137,26 +148,26 @@ def _share(
 
 
 @kernel
-def foretell(
-    nodes: Nodes, touched_NW: U8, first_node_T: I64, record_XA: F64, capacity_WA: I64, homes: int
-) -> Foretold:
+def foretell(nodes: Nodes, deal: Deal, record_XA: F64, capacity_WA: I64, homes: int) -> Foretold:
     """Pulls and pushes of every batch: a row alone at its owner rests, all others move.
 
     What the step before used is pushed back urgently and pulled late; a sharer's gradient that the
     next step needs is urgent too. A row is gone from a cache that more rows have entered since
-    than it holds, and where two steps do not fit at once some move between them.
+    than it holds.
     """
+    touched_NW, first_node_T, cold_N = deal
     num_workers, num_arenas = touched_NW.shape[1], record_XA.shape[1]
     batch_N = _batches(first_node_T)
     num_batches = len(first_node_T) - 1
     crowds = _crowds(nodes, touched_NW, batch_N, num_batches, num_arenas)
     rows_TWA, came_TWA = crowds.rows_TWA, crowds.came_TWA
-    bytes_THWDP = np.zeros((num_batches, homes, num_workers, 2, NUM_PHASES), np.float64)
+    bytes_CTHWDP = np.zeros((3, num_batches, homes, num_workers, 2, NUM_PHASES), np.float64)
     owner_N = nodes.owner_N.copy()
     for n in range(len(batch_N)):
         t, before = batch_N[n], nodes.before_N[n]
         a, kind = nodes.arena_N[n] % num_arenas, nodes.arena_N[n] // num_arenas % 4
-        bytes_WDP = bytes_THWDP[t, nodes.arena_N[n] // (4 * num_arenas)]
+        age = COLD if cold_N[n] else NEAR if kind >= 2 else KNOWN
+        bytes_WDP = bytes_CTHWDP[age, t, nodes.arena_N[n] // (4 * num_arenas)]
         owner = owner_N[before] if before >= 0 else owner_N[n]
         since = batch_N[before] + 1 if before >= 0 else 0
         came = came_TWA[t, owner, a] - came_TWA[since, owner, a] + rows_TWA[t, owner, a]
@@ -176,5 +187,4 @@ def foretell(
         else:
             phases = (pull_phase, URGENT if kind % 2 == 1 else EARLY)
             _share(bytes_WDP, touched_NW[n], owner, phases, record_XA[:, a])
-    _crowd_out(bytes_THWDP, crowds, record_XA[VALUE_STATE], capacity_WA)
-    return Foretold(bytes_THWDP, rows_TWA)
+    return Foretold(bytes_CTHWDP, crowds)

@@ -8,31 +8,22 @@ places, so the second half is what counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import (
-    FLOAT_BYTES,
-    INDEX_BYTES,
-    StepTime,
-    Traffic,
-    reduce_seconds,
-    step_time,
-)
+from embroute.cost import reduce_seconds
 from embroute.kernels.anneal import refit
-from embroute.kernels.codes import GRADIENT, MISS_PULL, NUM_KINDS, NUM_PHASES, UPDATE_PUSH
-from embroute.kernels.foretell import PULL, PUSH, Foretold, foretell, touched
+from embroute.policy.dispatch.forecast import look, mean, settled, until_full
 from embroute.policy.dispatch.search import (
     REFITS,
     Search,
     Spread,
     carried,
     improve,
-    num_homes,
     prices,
     spread,
     weights,
@@ -57,9 +48,6 @@ VESTIGE = 0.06  # part of the samples
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
 PARTS = 251  # in which rows are told apart
 ROUNDING = 1e-5  # of sums of shares
-FILLED = 32  # step by which a crew is judged while caches fill
-FITTED = 4  # batches of a window that show a trend, as far as it is more than
-DOUBTS = 1  # times its standard error
 
 
 def due(view: View, search: Search) -> bool:
@@ -77,39 +65,6 @@ def crews(setup: Setup) -> list[I64]:
     count = setup.num_workers
     sizes = {count, count - count // 2, 3} | {2**i for i in range(count.bit_length())}
     return [order[:size] for size in sorted(sizes, reverse=True) if size <= count]
-
-
-def _traffic(dealt: Spread, told: Foretold, t: int, setup: Setup) -> Traffic:
-    """What batch t of a window moves; where homes are not told apart, rows lie evenly."""
-    workers, shards = setup.num_workers, setup.cluster.num_shards
-    bytes_WKIP = np.zeros((workers, shards, NUM_KINDS, NUM_PHASES), np.int64)
-    bytes_WHDP = told.bytes_THWDP[t].swapaxes(0, 1)
-    bytes_WHDP = bytes_WHDP * (bytes_WHDP.shape[1] / shards)
-    bytes_WKIP[:, :, MISS_PULL] = bytes_WHDP[:, :, PULL]
-    bytes_WKIP[:, :, UPDATE_PUSH] = bytes_WHDP[:, :, PUSH]
-    batch, samples_W = dealt.entries[t].batch, dealt.loads.load_TW[t].astype(np.int64)
-    lookups = len(batch.rows) / max(1, len(batch))
-    per_sample = FLOAT_BYTES * (batch.dense.shape[1] + 1) + INDEX_BYTES * lookups
-    nothing_K = np.zeros(shards, np.int64)
-    control_W = (per_sample * samples_W).astype(np.int64)
-    plan_W = INDEX_BYTES * told.rows_TWA[t].sum(1)
-    hot = dealt.reduced[t].rows
-    arenas = setup.arena_of(dealt.entries[t].rows_U[hot])
-    hot_bytes = int(setup.record_bytes_XA[GRADIENT][arenas].sum())
-    about = (bytes_WKIP, bytes_WKIP, samples_W, control_W, plan_W, nothing_K)
-    return Traffic(*about, len(hot), hot_bytes)
-
-
-def _look(dealt: Spread, setup: Setup, capacity_WA: I64) -> tuple[list[StepTime], Foretold]:
-    """What the batches of a window take as they are dealt."""
-    nodes, worker_S = dealt.nodes, dealt.uses.worker_S
-    count = len(nodes.before_N)
-    touched_NW = touched(dealt.node_L, dealt.first_S, worker_S, count, setup.num_workers)
-    record_XA = setup.record_bytes_XA.astype(np.float64)
-    homes = num_homes(setup)
-    told = foretell(nodes, touched_NW, dealt.first_node_T, record_XA, capacity_WA, homes)
-    moved = (_traffic(dealt, told, t, setup) for t in range(len(dealt.entries)))
-    return [step_time(traffic, setup.cluster) for traffic in moved], told
 
 
 def _moved(view: View, outlook: Outlook) -> Callable[[I32, I64], I32]:
@@ -130,36 +85,6 @@ def _moved(view: View, outlook: Outlook) -> Callable[[I32, I64], I32]:
         return np.where(away_N, np.where(fits_N, heir_N, -1), owner_N).astype(np.int32)
 
     return moved
-
-
-def _totals(times: Sequence[StepTime]) -> F64:
-    return np.array([time.total_s for time in times])
-
-
-def _mean(times: Sequence[StepTime]) -> float:
-    return float(_totals(times).mean())
-
-
-def _settled(times: Sequence[StepTime], step: int) -> float:
-    """What a step will take once caches have filled that were empty when the job began.
-
-    Steps grow shorter with the logarithm of their number: most of all those of few workers, where
-    less is pulled again because it was shared. The very first one, in which everything is new,
-    says nothing about it. `step`: the number of the first of these.
-    """
-    now = _mean(times[len(times) // 2 :])
-    if len(times) < FITTED or step >= FILLED:
-        return now
-    number = np.arange(step + 1, step + len(times) + 1)
-    doublings, took = np.log2(number)[number > 1], _totals(times)[number > 1]
-    away = doublings - doublings.mean()
-    slope = float((away * took).sum() / (away**2).sum())
-    left = took - took.mean() - slope * away
-    doubt = float(np.sqrt((left**2).sum() / (len(left) - 2) / (away**2).sum()))
-    slope = min(0.0, slope + DOUBTS * doubt)
-    computed = float(np.mean([time.compute_W.max() for time in times]))
-    then = float(took.mean() + slope * (np.log2(FILLED) - doublings.mean()))
-    return min(now, max(then, now / 2, computed))
 
 
 def _hopeless(found: list[float], left: int, limit: float) -> bool:
@@ -192,7 +117,7 @@ def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) ->
         pace_2=np.zeros_like(outlook.pace_2),
     )
     rounds, seen = ROUNDS if view.window.step else 2 * ROUNDS, list[float]()
-    moved = _moved(view, outlook)
+    moved, then_TC = _moved(view, outlook), until_full(view.window, view.state)
     for turn in range(rounds):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
         if not price_PAV.any():
@@ -202,21 +127,24 @@ def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) ->
         improve(dealt, replace(search, hot=cooler), view.window.step)
         for t in range(len(dealt.entries)):
             refit(dealt.uses, dealt.loads, t, REFITS)
-        times, told = _look(dealt, setup, capacity_WA)
-        half = len(times) // 2
+        told = look(dealt, setup, capacity_WA, then_TC)
+        half = len(told.now) // 2
         outlook = _again(dealt, outlook)
-        now, then = _mean(times[half:]), _settled(times, view.window.step)
-        seen.append(now if view.window.step else then)
+        now, then = mean(told.now), mean(told.then)
+        if not view.window.step:
+            then = min(then, settled(told.now))
+        seen.append(then)
         if now < best.now and (told.rows_TWA[half:] <= capacity_WA).all():
             learnt = ("share_W", "weight_PW", "pace_2")
             copies = {name: getattr(outlook, name).copy() for name in learnt}
             best = Trial(now, then, outlook._replace(**copies))
         if _hopeless(seen, rounds - 1 - turn, limit):
             break
-        for t in range(half, len(times)):
+        for t in range(half, len(told.now)):
             samples_W = dealt.loads.load_TW[t].astype(np.int64)
-            balance(times[t], samples_W, outlook, room(told.rows_TWA[t], capacity_WA, samples_W))
-            learn_pace(outlook, times[t], dealt.reduced[t])
+            fits_W = room(told.rows_TWA[t], capacity_WA, samples_W)
+            balance(told.now[t], samples_W, outlook, fits_W)
+            learn_pace(outlook, told.now[t], dealt.reduced[t])
     return best
 
 
@@ -292,8 +220,10 @@ def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
     fewer = len(crew) < int((outlook.range_2W[1] > 0).sum())
-    if fewer and (not windows or leaves < VESTIGE):
-        return NO_LOSS  # before the first step no row changes places, and few gain the longest
+    if fewer and not windows:
+        return 1.0  # no row has to change places yet
+    if fewer and leaves < VESTIGE:
+        return NO_LOSS
     return BETTER if windows >= SETTLED else AT_FIRST
 
 
@@ -331,13 +261,11 @@ def choose_crew(view: View, search: Search) -> Outlook:
     batch, least = len(view.window.now.batch), 1.0
     windows = view.window.step / (search.ahead + 1)
     for crew in rivals:
-        # More workers gain less as caches fill, so they are compared with what is to come.
-        taken = min(took, trial.then if first or len(crew) > len(present) else trial.now)
-        limit = taken * _needed(settled, crew, windows)
+        limit = min(took, trial.then) * _needed(settled, crew, windows)
         if _at_least(crew, batch, setup) >= limit:
             continue
         found = _try(view, _joined(outlook, crew, search, setup), search, limit)
-        promise = (found.then if first else found.now) / limit
+        promise = found.then / limit
         if promise < least and found.outlook.share_W[crew].min() >= FEWEST / setup.num_workers:
             known = np.full(1, 0.0 if first else found.now, np.float32)  # at first it is a hope
             least, best = promise, found.outlook._replace(took_1=known)

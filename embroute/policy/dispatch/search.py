@@ -42,6 +42,7 @@ from embroute.policy.state import Outlook
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Spread(NamedTuple):
     groups: Groups
     first_use_T: I64
     nodes: Nodes
+    cold_N: Bools  # whether a row is used for the first time
     node_L: I32  # of all look-ups
     first_S: I64  # look-ups of sample s are node_L[first_S[s] : first_S[s + 1]]
     first_node_T: I64
@@ -283,7 +285,8 @@ def spread(
     first_use_T = np.searchsorted(kept, bases)
     bases_T = np.array(bases, np.int64)
     groups = members(uses)
-    dealt = (uses, loads, groups, first_use_T, nodes, node_L, first_S, bases_T)
+    cold_N = (nodes.before_N < 0) & (again_N == 0)
+    dealt = (uses, loads, groups, first_use_T, nodes, cold_N, node_L, first_S, bases_T)
     return Spread(entries, reduced, depth, *dealt, unit)
 
 
