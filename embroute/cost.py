@@ -6,7 +6,7 @@ Axes: W workers, K shards, I kinds of transfer, P phases, X kinds of record, A a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from embroute.kernels.codes import (
     LATE,
     LAZY,
     MISS_PULL,
+    MOST_PARTS,
     STALE_PULL,
     UPDATE_PUSH,
     URGENT,
@@ -30,6 +31,7 @@ FLOAT_BYTES = 4
 INDEX_BYTES = 4  # a slot, an offset or an entry of a list in a plan
 KIND_NAMES = ("miss_pull", "stale_pull", "update_push", "evict_push")
 PULLS, PUSHES = (MISS_PULL, STALE_PULL), (UPDATE_PUSH, EVICT_PUSH)
+LEAST_PART_S = 0.1e-3  # of urgent pushes or late pulls, on the link that takes longest
 
 # Floats of optimizer state that a row of width w carries. Adam counts steps per table, not per row.
 OPTIMIZERS: Mapping[str, Callable[[int], int]] = {
@@ -62,6 +64,7 @@ class Traffic:
     plan_bytes_K: I64  # and for the shards
     hot_rows: int = 0  # distinct rows whose gradients are all-reduced
     hot_bytes: int = 0
+    parts: int = 1  # in which urgent pushes and late pulls follow each other, at most
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -73,6 +76,7 @@ class Traffic:
             self.plan_bytes_K + other.plan_bytes_K,
             self.hot_rows + other.hot_rows,
             self.hot_bytes + other.hot_bytes,
+            max(self.parts, other.parts),
         )
 
 
@@ -165,15 +169,40 @@ def link_bytes(traffic: Traffic, cluster: Cluster, steps: int = 1) -> tuple[F64,
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step's time and where each worker spends it, in seconds. Axis W: workers."""
+    """A step's time and where each worker spends it, in seconds. Axis W: workers.
+
+    `first_W`, `last_W`: of what is urgent the first part, of what is late the last.
+    """
 
     total_s: float
     compute_W: F64
     early_W: F64
     urgent_W: F64
     late_W: F64
+    first_W: F64
+    last_W: F64
     allreduce_s: float
     shard_s: float  # the busiest shard link, which no schedule can beat
+
+    @property
+    def start_W(self) -> F64:
+        """When each worker begins to push what others wait for."""
+        return np.maximum(self.compute_W, self.early_W)
+
+    @property
+    def whole_s(self) -> float:
+        """Until the last part has come, if it is the pushes that everybody waits for."""
+        return float((self.start_W + self.urgent_W).max() + self.last_W.max())
+
+    @property
+    def streamed_s(self) -> float:
+        """The same if it is the pulls, which follow the first part. Alike if there is one part."""
+        return float((self.start_W + self.first_W).max() + self.late_W.max())
+
+    @property
+    def rest_s(self) -> float:
+        """The step without the shards' links."""
+        return max(self.whole_s, self.streamed_s) + self.allreduce_s
 
 
 def _link_seconds(up_H: F64, down_H: F64, cluster: Cluster) -> F64:
@@ -185,23 +214,41 @@ def _link_seconds(up_H: F64, down_H: F64, cluster: Cluster) -> F64:
     return np.where(busy > 0, busy + latency, 0.0)
 
 
+def streamed(traffic: Traffic, cluster: Cluster) -> Traffic:
+    """The same with urgent pushes and late pulls in parts, as many as are worth their while.
+
+    While one part is pushed, the one before it is pulled. Each is some work at both ends.
+    """
+    moved = (_host_bytes(traffic, cluster, (phase,)) for phase in (URGENT, LATE))
+    seconds = (_link_seconds(up_H, down_H, cluster)[cluster.host_W] for up_H, down_H in moved)
+    shorter, parts = min(float(times.max()) for times in seconds), 1
+    while parts < MOST_PARTS and shorter >= 2 * parts * LEAST_PART_S:
+        parts *= 2
+    return replace(traffic, parts=parts)
+
+
 def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
     """What a person waits for:
 
     max_j(max(compute_j, early_j) + urgent_j) + max_j late_j + all-reduce, and never less than the
     busiest shard link. Lazy pushes, samples and plans travel beside compute, with the early ones.
+    In several parts, pulls of one run beside pushes of the next: the longer of both, and a part.
     """
     early_up, early_down = _host_bytes(traffic, cluster, (EARLY, LAZY))
     control_up, control_down = _control_bytes(traffic, cluster)
     early_H = _link_seconds(early_up + control_up, early_down + control_down, cluster)
-    urgent_H = _link_seconds(*_host_bytes(traffic, cluster, (URGENT,)), cluster)
-    late_H = _link_seconds(*_host_bytes(traffic, cluster, (LATE,)), cluster)
-    compute_W = traffic.samples_W * cluster.compute_s_W
-    early_W, urgent_W, late_W = (times[cluster.host_W] for times in (early_H, urgent_H, late_H))
-    allreduce_s = reduce_seconds(cluster.dense_bytes + traffic.hot_bytes, cluster)
-    total = float((np.maximum(compute_W, early_W) + urgent_W).max() + late_W.max()) + allreduce_s
+    urgent, late = (_host_bytes(traffic, cluster, (phase,)) for phase in (URGENT, LATE))
+    hurried = [
+        _link_seconds(up_H / parts, down_H / parts, cluster)
+        for up_H, down_H in (urgent, late)
+        for parts in (1, traffic.parts)
+    ]
     every_phase = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
     all_up, all_down = every_phase[0] + control_up, every_phase[1] + control_down
     shard_s = float(_link_seconds(all_up, all_down, cluster)[list(cluster.shards)].max())
-    total = max(total, shard_s)
-    return StepTime(total, compute_W, early_W, urgent_W, late_W, allreduce_s, shard_s)
+    early_W, urgent_W, first_W, late_W, last_W = (t[cluster.host_W] for t in (early_H, *hurried))
+    compute_W = traffic.samples_W * cluster.compute_s_W
+    allreduce_s = reduce_seconds(cluster.dense_bytes + traffic.hot_bytes, cluster)
+    took = (compute_W, early_W, urgent_W, late_W, first_W, last_W, allreduce_s, shard_s)
+    rest_s = StepTime(0.0, *took).rest_s
+    return StepTime(max(rest_s, shard_s), *took)

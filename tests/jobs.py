@@ -253,7 +253,7 @@ def size_of(settings: Settings) -> Size:
     return size
 
 
-def settings_of(policy: str, num_workers: int, cache_share: float = 0.75) -> Settings:
+def settings_of(policy: str, num_workers: int, cache_share: float = 0.8) -> Settings:
     """Uneven quotas, the smallest caches that suit, every layer routed."""
     shares = tuple(1.0 + worker for worker in range(num_workers))
     return Settings(

@@ -154,7 +154,7 @@ NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, unbo
         ("lru", f"no policy 'lru' (there are {NAMES})"),
         ("ESD(1)", f"no policy 'ESD' (there are {NAMES})"),
         ("dispatch=best", "no dispatch 'best' (there are block, robin, herald, esd)"),
-        ("sync=swapped", "no sync 'swapped' (there are none, write-through, on-demand, het, "),
+        ("sync=swapped", "no sync 'swapped' (there are none, write-through, on-demand, "),
         ("evict=fifo", "no evict 'fifo' (there are lru, lfu, light-lfu, clairvoyant, stale-first)"),
         ("esd(1.5)", "esd: alpha must be between 0 and 1, got 1.5"),
         ("esd(-0.1)", "esd: alpha must be between 0 and 1, got -0.1"),

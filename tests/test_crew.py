@@ -30,7 +30,7 @@ from embroute.kernels.foretell import (
     foretell,
     touched,
 )
-from embroute.kernels.shares import shortest
+from embroute.kernels.shares import Grown, shortest
 from embroute.kernels.uses import Nodes, total
 from embroute.policy.catalog import make_policy
 from embroute.policy.dispatch import crew, sharing
@@ -172,25 +172,33 @@ def test_first_uses_become_as_few_as_foretold(network: str) -> None:
     assert (then_TC[:, NEAR] == 1).all()
 
 
+@pytest.mark.parametrize("parts", [1, 2, 8])
 @pytest.mark.parametrize("seed", range(8))
-def test_quotas_for_the_shortest_step(seed: int) -> None:
+def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
     random = np.random.default_rng(seed)
     workers, batch = 3, 12
-    first = np.cumsum(random.random((workers, batch + 1)), 1)
-    late = np.cumsum(random.random((workers, batch + 1)), 1) * 0.7
-    first[:, 0] = late[:, 0] = 0
+    start, urgent, late = np.cumsum(random.random((3, workers, batch + 1)), 2)
+    start[:, 0] = urgent[:, 0] = late[:, 0] = 0
+    late *= 0.7
     least, most = np.array([1, 0, 0]), np.array([12, 6, 12])
-    quota = shortest(first, late, least, most)
+    grown = Grown(start + urgent, start + urgent / parts, late, 1 / parts)
+    quota = shortest(grown, least, most)
     everyone = np.arange(workers)
     assert quota.sum() >= batch
     assert (quota >= least).all()
     assert (quota <= most).all()
+
+    def step(given: I64) -> float:
+        begin, push, pull = (times[everyone, given] for times in (start, urgent, late))
+        whole = (begin + push).max() + pull.max() / parts
+        return float(max(whole, (begin + push / parts).max() + pull.max()))
+
     best = min(
-        first[everyone, list(given)].max() + late[everyone, list(given)].max()
+        step(np.array(given))
         for given in itertools.product(range(batch + 1), repeat=workers)
         if sum(given) == batch and given[0] >= 1 and given[1] <= 6
     )
-    assert first[everyone, quota].max() + late[everyone, quota].max() <= 1.1 * best
+    assert step(quota) <= 1.1 * best
 
 
 @pytest.mark.parametrize("workers", [2, 5, 8])

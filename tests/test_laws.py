@@ -57,6 +57,7 @@ VARIANTS = [
     "dispatch=robin sync=until-last-use(10) evict=clairvoyant(3)",
     "dispatch=esd sync=until-last-use(3) evict=lru",
     "dispatch=esd sync=on-demand evict=stale-first",
+    "dispatch=esd sync=streamed",
     "dispatch=robin sync=het(4) evict=stale-first",
 ]
 POLICIES = [*SYSTEMS, *VARIANTS]

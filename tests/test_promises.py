@@ -53,6 +53,7 @@ POLICIES = [
     "dispatch=block sync=none",
     "dispatch=block sync=on-demand evict=lru",
     "dispatch=esd sync=on-demand evict=stale-first",
+    "dispatch=esd sync=streamed evict=lru",
 ]
 
 

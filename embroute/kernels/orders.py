@@ -19,7 +19,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-NUM_TIMES = 8
+NUM_TIMES = 8  # times more for every part but the first
 HEAD = 4 + NUM_KINDS + 1  # time, peer, arena, record, rows of each kind, rows in all
 
 
@@ -107,12 +107,13 @@ def list_orders(
 ) -> Orders:
     """A counting sort into blocks. `shape`: owners, peers, arenas."""
     owners, peers, arenas = shape
-    per_owner = NUM_TIMES * peers * arenas * NUM_RECORDS
+    times = entries.time_N.max() + 1 if len(entries.time_N) else 1
+    per_owner = times * peers * arenas * NUM_RECORDS
     first = np.zeros(owners * per_owner + 1, np.int64)
     kinds = np.zeros((owners * per_owner, NUM_KINDS), np.int32)
     box_N = np.empty(len(owner_N), np.int32)
     for i in range(len(owner_N)):
-        box = (owner_N[i] * NUM_TIMES + entries.time_N[i]) * peers + peer_N[i]
+        box = (owner_N[i] * times + entries.time_N[i]) * peers + peer_N[i]
         box = (box * arenas + entries.arena_N[i]) * NUM_RECORDS + entries.record_N[i]
         box_N[i] = box
         first[index(box + 1)] += 1

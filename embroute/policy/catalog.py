@@ -28,7 +28,7 @@ from embroute.policy.regroup.hot_cold import Schedule, regroup
 from embroute.policy.regroup.hot_set import by_count, by_theory
 from embroute.policy.state import State
 from embroute.policy.sync.bounded import bounded
-from embroute.policy.sync.on_demand import on_demand, until_last_use
+from embroute.policy.sync.on_demand import on_demand, streamed, until_last_use
 from embroute.policy.sync.reduced import reduced
 from embroute.policy.sync.replicated import always_replicated, swapped
 from embroute.policy.sync.write_through import uncached, write_through
@@ -86,6 +86,7 @@ SYNCS: Mapping[str, Entry] = {
     "none": Entry(lambda o: uncached(), (), "pull everything, push everything"),
     "write-through": Entry(lambda o: write_through(), (), "every update pushed at once"),
     "on-demand": Entry(lambda o: on_demand(), (), "pushed when another worker needs the row"),
+    "streamed": Entry(lambda o: streamed(), (), "on demand, pulled in parts beside the pushes"),
     "het": Entry(lambda o: bounded(_bound(o)), ("bound",), "bounded staleness"),
     "until-last-use": Entry(
         lambda o: until_last_use(_lookahead(o, "200")), ("lookahead",), "kept within the window"

@@ -36,7 +36,15 @@ from embroute.kernels.transfers import (
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
 from embroute.policy.laws import check
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
-from embroute.policy.plan import Plan, PlanError, drain, replicated, touched_rows, traffic
+from embroute.policy.plan import (
+    Plan,
+    PlanError,
+    drain,
+    in_parts,
+    replicated,
+    touched_rows,
+    traffic,
+)
 from embroute.policy.quotas import balance, room
 from embroute.policy.reduction import learn_pace, reduction
 from embroute.policy.state import Outlook, State
@@ -181,7 +189,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         outlook=dealing.outlook,
     )
     check(plan, state, policy)
-    return plan
+    return in_parts(plan, state.setup) if policy.sync.streams else plan
 
 
 def advance(state: State, plan: Plan) -> None:

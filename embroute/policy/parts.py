@@ -113,6 +113,7 @@ class Sync:
     bound: int = 0  # updates a read may miss; 0 is exact
     caches: bool = True  # whether copies outlive their step
     replicates: bool = False
+    streams: bool = False  # urgent pushes and late pulls move in parts, beside each other
     refused_optimizers: tuple[str, ...] = ()
     lookahead: int = 1
 

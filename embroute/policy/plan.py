@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import FLOAT_BYTES, INDEX_BYTES, Traffic
+from embroute.cost import FLOAT_BYTES, INDEX_BYTES, Traffic, streamed
 from embroute.data.window import Indexed
 from embroute.kernels.caches import Found, Placement
 from embroute.kernels.codes import FILL, GRADIENT, HIT, MISS, REPLICA, UPDATE_PUSH
@@ -44,6 +44,7 @@ class Plan:
     moves: Moves
     replica_UW: npt.NDArray[np.int32]  # slots at all workers of the rows in replicated_U
     outlook: Outlook | None  # what the dispatch will want to know in the next step
+    counted: Traffic | None = None  # what it moves, where that says in how many parts
 
     @property
     def slot_of_lookup(self) -> npt.NDArray[np.int32]:
@@ -57,6 +58,11 @@ class Plan:
     def samples_W(self) -> npt.NDArray[np.int64]:
         """Samples of each worker."""
         return np.bincount(self.worker_S, minlength=len(self.touches.first_W) - 1)
+
+    @property
+    def parts(self) -> int:
+        """Parts in which urgent pushes and late pulls move."""
+        return self.counted.parts if self.counted is not None else 1
 
     @property
     def replicated_U(self) -> npt.NDArray[np.int64]:
@@ -100,8 +106,15 @@ def _sample_bytes(plan: Plan, setup: Setup) -> npt.NDArray[np.int64]:
     return sizes + INDEX_BYTES * lookups_W.astype(np.int64)
 
 
+def in_parts(plan: Plan, setup: Setup) -> Plan:
+    """The plan with what it moves counted, and the parts in which that is best moved."""
+    return replace(plan, counted=streamed(traffic(plan, setup), setup.cluster))
+
+
 def traffic(plan: Plan, setup: Setup) -> Traffic:
     """Rows and bytes a plan moves, by worker, shard, kind and phase."""
+    if plan.counted is not None:
+        return plan.counted
     workers, shards = setup.num_workers, setup.cluster.num_shards
     rows, sizes = empty_counts(workers, shards), empty_counts(workers, shards)
     entries_W, entries_K = np.zeros(workers, np.int64), np.zeros(shards, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cost import StepTime
-from embroute.kernels.shares import shortest
+from embroute.kernels.shares import Grown, shortest
 from embroute.policy.state import Outlook
 
 F32 = npt.NDArray[np.float32]
@@ -35,32 +35,45 @@ def _pressure(seconds_W: F64) -> F64:
     return pressure
 
 
+def _part(part_W: F64, whole_W: F64) -> float:
+    """How much of a phase one part of it takes."""
+    return float(part_W.max() / whole_W.max()) if whole_W.any() else 1.0
+
+
 def _weigh(time: StepTime, outlook: Outlook) -> None:
     """Move the weights of seconds towards what they counted in a step.
 
-    A step takes max(max(compute, early) + urgent) + max(late), each over all workers. A worker
-    counts in a maximum as far as it is near it; where compute covers what runs beside it, that
-    costs nothing. Where the shards' link takes longer than all that, every byte counts alike.
+    A step takes max(max(compute, early) + urgent) + max(late), each over all workers; in parts, it
+    waits for one part only of either the late pulls or the urgent pushes. A worker counts in a
+    maximum as far as it is near it; where compute covers what runs beside it, that costs nothing.
+    Where the shards' link takes longer than all that, every byte counts alike.
     """
-    first_W = np.maximum(time.compute_W, time.early_W) + time.urgent_W
-    first_pressure_W, late_pressure_W = _pressure(first_W), _pressure(time.late_W)
+    pushing, pulling = _pressure(np.array([time.whole_s, time.streamed_s])) / 2
+    whole_W = pushing * _pressure(time.start_W + time.urgent_W)
+    begun_W = pulling * _pressure(time.start_W + time.first_W)
     uncovered_W = time.early_W > time.compute_W
+    urgent_W = whole_W + _part(time.first_W, time.urgent_W) * begun_W
+    late_W = (pushing * _part(time.last_W, time.late_W) + pulling) * _pressure(time.late_W)
+    weight_PW = np.stack([(whole_W + begun_W) * uncovered_W, urgent_W, late_W])
     bound_by_shards = time.shard_s >= time.total_s
-    weight_PW = np.stack([first_pressure_W * uncovered_W, first_pressure_W, late_pressure_W])
     if bound_by_shards:
         weight_PW[:] = 0
-    shard_W = np.full(len(first_W), float(bound_by_shards))
+    shard_W = np.full(len(late_W), float(bound_by_shards))
     outlook.weight_PW[:] += SMOOTHING * (np.vstack([weight_PW, shard_W]) - outlook.weight_PW)
 
 
-def _grown(time: StepTime, samples_W: I64, batch: int) -> tuple[F64, F64]:
-    """Seconds before and after the backward pass, by samples from none to the whole batch."""
+def _grown(time: StepTime, samples_W: I64, batch: int) -> Grown:
+    """What workers take with samples from none to the whole batch."""
     count_N = np.arange(batch + 1, dtype=np.float64)
     times_WN = count_N / np.maximum(samples_W, 1)[:, None]
     slow_WN, fast_WN = times_WN**GROWTH, times_WN**FRESH_GROWTH
     per_sample_W = time.compute_W / np.maximum(samples_W, 1)
-    first_WN = np.maximum(per_sample_W[:, None] * count_N, time.early_W[:, None] * fast_WN)
-    return first_WN + time.urgent_W[:, None] * slow_WN, time.late_W[:, None] * slow_WN
+    start_WN = np.maximum(per_sample_W[:, None] * count_N, time.early_W[:, None] * fast_WN)
+    urgent_WN, first_WN, late_WN = (
+        part_W[:, None] * slow_WN for part_W in (time.urgent_W, time.first_W, time.late_W)
+    )
+    last = _part(time.last_W, time.late_W)
+    return Grown(start_WN + urgent_WN, start_WN + first_WN, late_WN, last)
 
 
 def room(rows_WA: I64, capacity_WA: I64, samples_W: I64) -> F64:
@@ -83,14 +96,14 @@ def balance(time: StepTime, samples_W: I64, outlook: Outlook, room_W: F64) -> No
     outlook.took_1[0] = before + SMOOTHING * (time.total_s - before)
     if (outlook.range_2W[0] == outlook.range_2W[1]).all():
         return
-    first_WN, late_WN = _grown(time, samples_W, batch)
+    grown = _grown(time, samples_W, batch)
     least_W = np.floor(batch * outlook.range_2W[0]).astype(np.int64)
     most_W = np.minimum(np.ceil(batch * outlook.range_2W[1]), np.maximum(1, room_W))
     most_W = np.clip(most_W.astype(np.int64), least_W, batch) * (outlook.range_2W[1] > 0)
     idle_W = (samples_W == 0) & (most_W > 0)
     if idle_W.any():  # nothing is known of them; a sample there is a try
         most_W[idle_W] = np.minimum(most_W[idle_W], 1)
-    above_W = shortest(first_WN, late_WN, least_W, most_W) - least_W
+    above_W = shortest(grown, least_W, most_W) - least_W
     if above_W.sum() > 0:
         above_W = above_W * (batch - least_W.sum()) / above_W.sum()  # room can be more than needed
         outlook.share_W[:] += SPEED * ((least_W + above_W) / batch - outlook.share_W)

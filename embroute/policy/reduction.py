@@ -100,8 +100,7 @@ def learn_pace(outlook: Outlook, time: StepTime, done: Reduction) -> None:
     """What a step would have taken at the shards' link and elsewhere, were nothing all-reduced."""
     if not len(outlook.pace_2):
         return
-    first_W = np.maximum(time.compute_W, time.early_W) + time.urgent_W
-    rest_s = float(first_W.max() + time.late_W.max()) + time.allreduce_s - done.added_s
+    rest_s = time.rest_s - done.added_s
     now_2 = np.array([time.shard_s + done.saved_s, max(0.0, rest_s)], np.float32)
     known = outlook.pace_2[SHARD] > 0
     outlook.pace_2[:] += (SMOOTHING if known else 1) * (now_2 - outlook.pace_2)

@@ -47,6 +47,7 @@ class About:
     flags: int = 0
     hits: int = 0
     touches: int = 0
+    parts: int = 1  # in which what is urgent and what is late moves before it
 
     def array(self) -> I64:
         """As it is sent."""
@@ -154,7 +155,9 @@ def step_notes(
     hits, touched = plan.hits
     workers = []
     for worker, part in enumerate(parts):
-        about = About(plan.step, len(plan.now.batch), part.num_samples, flags, hits, touched)
+        about = About(
+            plan.step, len(plan.now.batch), part.num_samples, flags, hits, touched, plan.parts
+        )
         slots = order.slot_WA[worker]
         sizes = [
             order.local_WA[worker].tolist(),
@@ -168,11 +171,11 @@ def step_notes(
             number_L[part.lookups],
         ]
         workers.append(_worker_note(about, script.workers[worker], sizes, lists, part))
-    return _shard_notes(plan.step, script), workers
+    return _shard_notes(plan.step, script, plan.parts), workers
 
 
-def _shard_notes(step: int, script: Script) -> list[list[Array]]:
-    about = np.array([step], np.int64)
+def _shard_notes(step: int, script: Script, parts: int = 1) -> list[list[Array]]:
+    about = np.array([step, parts], np.int64)
     return [[about, *listing] for listing in script.shards]
 
 

@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import GRADIENT
+from embroute.kernels.codes import GRADIENT, MOST_PARTS
 from embroute.kernels.rows import Floats
 from embroute.runtime.script import Block
 from embroute.runtime.store import Widths
@@ -38,6 +38,11 @@ class Staged(NamedTuple):
 
     item: Item
     rows: Floats
+
+    @property
+    def block(self) -> Block:
+        """Which rows."""
+        return self.item.block
 
 
 class Parcel(NamedTuple):
@@ -96,6 +101,11 @@ class Buffers:
 
 
 T = TypeVar("T", Item, Staged)
+
+
+def in_part(entries: Iterable[T], part: int, parts: int) -> list[T]:
+    """Those that move in one of some parts; a block is within one, whoever has fewer parts."""
+    return [entry for entry in entries if entry.block.part * parts // MOST_PARTS == part]
 
 
 class Pending(Generic[T]):

@@ -120,7 +120,7 @@ class Courier:
         self.rows.meter.note(work.step, note.nbytes)
         self.rows.early(work.step, work.orders)
         self._wait_for_compute()
-        self.rows.urgent(work.step, work.orders)
+        self.rows.urgent(work.step, work.orders, work.about.parts)
         self._computing = True
         self.ready.put(work)
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import GRADIENT, LATE, LAZY, NOTHING
-from embroute.kernels.orders import HEAD, Entries, blank_entries, enter, list_orders
+from embroute.kernels.codes import GRADIENT, LATE, LAZY, MOST_PARTS, NOTHING
+from embroute.kernels.memory import GOLDEN
+from embroute.kernels.orders import HEAD, NUM_TIMES, Entries, blank_entries, enter, list_orders
 from embroute.kernels.orders import Orders as Blocks
 from embroute.kernels.places import number_touches
 from embroute.kernels.transfers import Transfers
@@ -37,12 +38,14 @@ EARLY_PULL = 4
 LATE_PULL = 5
 URGENT_UPDATE = 6
 LAZY_UPDATE = 7
+IN_PARTS = (URGENT_PUSH, LATE_PULL, URGENT_UPDATE)
 
 
 class Block(NamedTuple):
     """Rows of one arena that travel together between a worker and a shard."""
 
     time: int
+    part: int  # of MOST_PARTS, the first that it holds
     peer: int  # the shard, in a worker's orders; the worker, in a shard's
     arena: int
     record: int
@@ -67,8 +70,9 @@ class Orders:
         places = np.asarray(where, np.int32)
         for head in heads.reshape(-1, HEAD).tolist():
             time, peer, arena, record, *kinds, count = head
+            part, time = divmod(time, NUM_TIMES)
             rows = places[at : at + count]
-            blocks.append(Block(time, peer, arena, record, tuple(kinds), rows))
+            blocks.append(Block(time, part, peer, arena, record, tuple(kinds), rows))
             at += count
         return Orders(tuple(blocks))
 
@@ -103,6 +107,17 @@ def _times(plan: Plan) -> list[U8]:
         np.take(_PULLS, plan.pulls.phase),
         np.take(_UPDATES, plan.updates.phase),
     ]
+
+
+def _parted(rows: I64, time_N: U8, parts: int) -> U8:
+    """Times of transfers with the part in which each moves, the same wherever its row is named.
+
+    Halves of few parts are those of twice as many: plans may differ in how many they have.
+    """
+    fine = (rows.astype(np.uint64) * GOLDEN) >> np.uint64(64 - MOST_PARTS.bit_length() + 1)
+    part_N = fine.astype(np.int64) // (MOST_PARTS // parts) * (MOST_PARTS // parts)
+    moves = np.isin(time_N, IN_PARTS)
+    return np.where(moves, time_N + NUM_TIMES * part_N, time_N).astype(np.uint8)
 
 
 def entries_of(lists: Sequence[Transfers], times: Sequence[U8], places: Places) -> Entries:
@@ -181,7 +196,11 @@ def order_touches(plan: Plan, places: Places) -> TouchOrder:
 def step_script(plan: Plan, number_T: I32, places: Places) -> Script:
     """Orders of a step. Gradients are named by touch, everything else by slot and row."""
     lists = (plan.returns, plan.evictions, plan.pulls, plan.updates)
-    entries = entries_of(lists, _times(plan), places)
+    times = _times(plan)
+    if plan.parts > 1:
+        moved = zip(lists, times, strict=True)
+        times = [_parted(part.row, time_N, plan.parts) for part, time_N in moved]
+    entries = entries_of(lists, times, places)
     pushed = np.flatnonzero(plan.decision.push_T != NOTHING)
     gradient = plan.updates.record == GRADIENT
     tail = entries.at_worker_N[len(entries.time_N) - len(pushed) :]

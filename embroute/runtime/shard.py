@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from embroute.kernels.codes import GRADIENT
-from embroute.runtime.exchange import Channel
+from embroute.kernels.codes import GRADIENT, MOST_PARTS
+from embroute.runtime.exchange import Bytes, Channel, Posted
 from embroute.runtime.inbox import Note
 from embroute.runtime.meter import Meter
 from embroute.runtime.parcels import (
@@ -15,6 +16,7 @@ from embroute.runtime.parcels import (
     Item,
     Parcel,
     Pending,
+    in_part,
     items,
     parcel_bytes,
     unwrap,
@@ -34,6 +36,13 @@ from embroute.runtime.script import (
 from embroute.runtime.store import ShardStore, Widths
 
 
+class Coming(NamedTuple):
+    """Blocks of each worker on their way, with the memory they come to."""
+
+    posted: Posted
+    messages: list[tuple[list[Item], Bytes]]
+
+
 class Shard:
     """Carries out the phases of each step on the shard's side."""
 
@@ -50,6 +59,7 @@ class Shard:
         self._lazy: Pending[Item] = Pending()
         self._leaving: Pending[Item] = Pending()
         self._urgent: list[Item] = []
+        self._parts = MOST_PARTS  # of the plan that ordered them
         self._buffers = Buffers()
 
     def step(self, note: Note) -> None:
@@ -63,8 +73,10 @@ class Shard:
         self._send(items(step, orders.at(EARLY_PULL)))
         self._leaving.add(step + 1, items(step, orders.at(EARLY_LEAVE)))
         early = time.perf_counter()
-        self._land(self._urgent + items(step, orders.at(URGENT_PUSH)))
-        self._send(items(step, orders.at(LATE_PULL)))
+        parts = int(meta[1])
+        pushes = self._urgent + items(step, orders.at(URGENT_PUSH))
+        self._stream(pushes, items(step, orders.at(LATE_PULL)), min(parts, self._parts))
+        self._parts = parts
         self._leaving.add(step + 1, items(step, orders.at(URGENT_LEAVE)))
         self._urgent = items(step, orders.at(URGENT_UPDATE))
         self._lazy.add(step + 2, items(step, orders.at(LAZY_UPDATE)))
@@ -78,7 +90,7 @@ class Shard:
         step, orders = self._at(int(meta[0])), Orders.read(heads, index)
         waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
         self._land(waiting + items(step, orders.at(URGENT_PUSH)))
-        self._urgent = []
+        self._urgent, self._parts = [], MOST_PARTS
 
     def _at(self, step: int) -> int:
         """What lands now is there for the reads of this step."""
@@ -90,21 +102,37 @@ class Shard:
         """Send rows outside of a step."""
         self._send(items(OUTSIDE, blocks))
 
-    def _land(self, expected: Sequence[Item]) -> None:
-        """Receive blocks and carry them out: worker by worker, each row's gradients summed."""
+    def _stream(self, pushes: Sequence[Item], pulls: Sequence[Item], parts: int) -> None:
+        """Take updates in and give rows out part by part: one goes out while the next come in."""
+        coming = [self._expect(in_part(pushes, i, parts), f"in{i}") for i in range(parts)]
+        going = []
+        for i, part in enumerate(coming):
+            self._take(part)
+            going.append(self._post(in_part(pulls, i, parts), f"out{i}"))
+        for posted in going:
+            posted.wait()
+
+    def _expect(self, expected: Sequence[Item], use: str = "in") -> Coming:
+        """Begin to receive blocks."""
         mine = [
             (worker, [item for item in expected if item.block.peer == worker])
             for worker in range(len(self.workers))
         ]
-        mine = [(worker, own) for worker, own in mine if own]
-        buffers = [
-            self._buffers.take("in", worker, parcel_bytes(own, self.widths)) for worker, own in mine
+        messages = [
+            (worker, own, self._buffers.take(use, worker, parcel_bytes(own, self.widths)))
+            for worker, own in mine
+            if own
         ]
-        receives = [(self.workers[w], data) for (w, _), data in zip(mine, buffers, strict=True)]
-        self.channel.swap([], receives)
-        parcels = [
-            unwrap(own, data, self.widths) for (_, own), data in zip(mine, buffers, strict=True)
-        ]
+        receives = [(self.workers[worker], data) for worker, _, data in messages]
+        return Coming(self.channel.post([], receives), [(own, data) for _, own, data in messages])
+
+    def _land(self, expected: Sequence[Item]) -> None:
+        self._take(self._expect(expected))
+
+    def _take(self, coming: Coming) -> None:
+        """Carry blocks out once they are there: worker by worker, each row's gradients summed."""
+        coming.posted.wait()
+        parcels = [unwrap(own, data, self.widths) for own, data in coming.messages]
         for parcel in parcels:
             for item, rows in parcel.blocks:
                 self.meter.block(item, rows.nbytes)
@@ -131,14 +159,18 @@ class Shard:
             self.store.update(pushed, rates[step], step)
 
     def _send(self, wanted: Sequence[Item]) -> None:
+        self._post(wanted).wait()
+
+    def _post(self, wanted: Sequence[Item], use: str = "out") -> Posted:
+        """Begin to send rows."""
         sends = []
         for worker, name in enumerate(self.workers):
             mine = [item for item in wanted if item.block.peer == worker]
             if not mine:
                 continue
-            message = self._buffers.take("out", worker, parcel_bytes(mine, self.widths))
+            message = self._buffers.take(use, worker, parcel_bytes(mine, self.widths))
             for item, rows in unwrap(mine, message, self.widths).blocks:
                 self.store.read(item.block, rows)
                 self.meter.block(item, rows.nbytes)
             sends.append((name, message))
-        self.channel.swap(sends, [])
+        return self.channel.post(sends, [])

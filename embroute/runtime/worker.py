@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from embroute.kernels.codes import MOST_PARTS
 from embroute.kernels.rows import Floats
-from embroute.runtime.exchange import Channel
+from embroute.runtime.exchange import Bytes, Channel, Posted
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import Work
 from embroute.runtime.parcels import (
@@ -18,6 +20,7 @@ from embroute.runtime.parcels import (
     Item,
     Pending,
     Staged,
+    in_part,
     items,
     parcel_bytes,
     unwrap,
@@ -36,6 +39,14 @@ from embroute.runtime.script import (
     Orders,
 )
 from embroute.runtime.store import CacheStore, Widths
+
+
+class Moving(NamedTuple):
+    """Messages on their way: what leaves, and blocks that come with the memory they come to."""
+
+    posted: Posted
+    pushes: Sequence[Staged]
+    expected: list[tuple[list[Item], Bytes]]
 
 
 class Rows:
@@ -57,6 +68,7 @@ class Rows:
         self._lazy: Pending[Staged] = Pending()
         self._leaving: Pending[Staged] = Pending()
         self._urgent: list[Staged] = []
+        self._parts = MOST_PARTS  # of the plan that ordered them
         self._buffers = Buffers()
         self._rates: dict[int, float] = {}
 
@@ -70,13 +82,20 @@ class Rows:
         self._leaving.add(step + 1, leaving)
         self.meter.seconds["early"] += self.meter.span("early", step, began) - began
 
-    def urgent(self, step: int, orders: Orders) -> None:
-        """Between two computes: updates that others wait for, rows that had to wait for them."""
+    def urgent(self, step: int, orders: Orders, parts: int) -> None:
+        """Between two computes: updates that others wait for, rows that had to wait for them.
+
+        In parts, each of which may come while the next ones go.
+        """
         began = time.perf_counter()
         leaving = self._stage(step, orders.at(URGENT_LEAVE))
         pushes = self._urgent + self._stage(step, orders.at(URGENT_PUSH))
-        self._swap(pushes, items(step, orders.at(LATE_PULL)))
-        self._urgent = []
+        pulls, both = items(step, orders.at(LATE_PULL)), min(parts, self._parts)
+        own = [(in_part(pushes, i, both), in_part(pulls, i, both)) for i in range(both)]
+        moving = [self._post(*part, f"in{i}") for i, part in enumerate(own)]
+        for part in moving:
+            self._take(part)
+        self._urgent, self._parts = [], parts
         self._leaving.add(step + 1, leaving)
         self.meter.seconds["urgent"] += self.meter.span("urgent", step, began) - began
         self.meter.steps += 1
@@ -99,11 +118,11 @@ class Rows:
         """Bring every update home."""
         pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
         self._swap(pushes + self._stage(step, orders.at(URGENT_PUSH)), [])
-        self._urgent = []
+        self._urgent, self._parts = [], MOST_PARTS
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        arrived = self._receive([], items(OUTSIDE, blocks))
+        arrived = self._arrived(self._post([], items(OUTSIDE, blocks)))
         return [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
 
     def refill(self, orders: Orders) -> None:
@@ -116,27 +135,34 @@ class Rows:
         return [Staged(item, self.store.read(item.block, grads)) for item in items(step, blocks)]
 
     def _swap(self, pushes: Sequence[Staged], pulls: Sequence[Item]) -> None:
-        for item, rows in self._receive(pushes, pulls):
-            self.store.write(item.block, rows)
+        self._take(self._post(pushes, pulls))
 
-    def _receive(self, pushes: Sequence[Staged], pulls: Sequence[Item]) -> list[Staged]:
-        """Send pushes and receive pulls, one message per shard and direction."""
+    def _post(self, pushes: Sequence[Staged], pulls: Sequence[Item], use: str = "in") -> Moving:
+        """Begin to send pushes and to receive pulls, one message per shard and direction."""
         sends, receives, expected = [], [], []
         for shard, name in enumerate(self.shards):
-            own = [entry for entry in pushes if entry.item.block.peer == shard]
+            own = [entry for entry in pushes if entry.block.peer == shard]
             if own:
                 sends.append((name, wrap(own, self._rates)))
             mine = [item for item in pulls if item.block.peer == shard]
             if mine:
                 size = parcel_bytes(mine, self.widths)
-                receives.append((name, self._buffers.take("in", shard, size)))
-                expected.append(mine)
-        self.channel.swap(sends, receives)
+                receives.append((name, self._buffers.take(use, shard, size)))
+                expected.append((mine, receives[-1][1]))
+        return Moving(self.channel.post(sends, receives), pushes, expected)
+
+    def _take(self, moving: Moving) -> None:
+        """Put what arrives into its slots."""
+        for item, rows in self._arrived(moving):
+            self.store.write(item.block, rows)
+
+    def _arrived(self, moving: Moving) -> list[Staged]:
+        moving.posted.wait()
         arrived = [
             entry
-            for mine, (_, data) in zip(expected, receives, strict=True)
+            for mine, data in moving.expected
             for entry in unwrap(mine, data, self.widths).blocks
         ]
-        for item, rows in (*pushes, *arrived):
+        for item, rows in (*moving.pushes, *arrived):
             self.meter.block(item, rows.nbytes)
         return arrived

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import FLOAT_BYTES, INDEX_BYTES, StepTime, Traffic, step_time
+from embroute.cost import FLOAT_BYTES, INDEX_BYTES, StepTime, Traffic, step_time, streamed
 from embroute.data.window import Indexed, Window
 from embroute.kernels.codes import (
     GRADIENT,
@@ -84,7 +84,7 @@ def look(dealt: Spread, setup: Setup, capacity_WA: I64, then_TC: F64) -> Forecas
         crowd_out(bytes_THWDP, told.crowds, record_XA[VALUE_STATE], capacity_WA)
         parts = enumerate(zip(bytes_THWDP, told.crowds.rows_TWA, strict=True))
         moved = (_traffic(dealt, t, bytes_, rows, setup) for t, (bytes_, rows) in parts)
-        return [step_time(traffic, setup.cluster) for traffic in moved]
+        return [step_time(streamed(traffic, setup.cluster), setup.cluster) for traffic in moved]
 
     then_TC = then_TC[: len(dealt.entries)]
     now = times(np.ones_like(then_TC))

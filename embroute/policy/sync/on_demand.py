@@ -65,6 +65,11 @@ def on_demand() -> Sync:
     return Sync("on-demand", decide_on_demand)
 
 
+def streamed() -> Sync:
+    """The same, and rows that others wait for come while further ones go."""
+    return Sync("streamed", decide_on_demand, streams=True)
+
+
 def until_last_use(lookahead: int) -> Sync:
     """BagPipe (SOSP 2023): a copy leaves the cache after its row's last use in the window.
 

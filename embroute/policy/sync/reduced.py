@@ -53,10 +53,10 @@ def _decide(scene: Scene) -> Decision:
 
 
 def reduced() -> Sync:
-    """Push on demand; all-reduce what relieves links that everybody waits for."""
+    """Push on demand, in parts; all-reduce what relieves links that everybody waits for."""
 
     def extra(window: Window, state: State) -> Extra:
         chosen = reduction(window.now, state.setup, state.outlook).rows
         return Extra(np.empty(0, np.int64), chosen)
 
-    return Sync("reduced", _decide, extra=extra, replicates=True)
+    return Sync("reduced", _decide, extra=extra, replicates=True, streams=True)

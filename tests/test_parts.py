@@ -1,0 +1,145 @@
+"""Urgent pushes and late pulls in parts: one comes while the next ones go, and all is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from embroute.cluster import Cluster, Host, Worker, open_cluster, uniform
+from embroute.cost import LEAST_PART_S, Traffic, step_time, streamed
+from embroute.data.open import open_source
+from embroute.kernels.codes import LATE, MISS_PULL, MOST_PARTS, UPDATE_PUSH, URGENT
+from embroute.kernels.transfers import empty_counts
+from embroute.policy.setup import Setup
+from embroute.runtime.job import Settings
+from embroute.runtime.local import run_local
+from embroute.runtime.parcels import Item
+from embroute.runtime.shard import Coming, Shard
+from embroute.simulate import Job, measure_named
+from tests.jobs import Result, batches, gathered, plain_cached, settings_of, train
+from tests.promises import assert_kept, promise
+from tests.test_promises import assert_notes_counted
+
+STEPS, TOPOLOGY = 60, (3, 2)
+OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adam"]
+POLICIES = ["dispatch=esd sync=streamed", "embroute(effort=200, quotas=equal)"]
+
+
+def slow_settings(policy: str) -> Settings:
+    """Links on which some steps are worth many parts and others few."""
+    settings = settings_of(policy, TOPOLOGY[0])
+    settings["network"] = slowed(uniform(*TOPOLOGY), 0.5e6)
+    return settings
+
+
+def slowed(cluster: Cluster, rate: float) -> Cluster:
+    """The same with other links."""
+    hosts = tuple(replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts)
+    return replace(cluster, hosts=hosts)
+
+
+def run(settings: Settings, optimizer: str) -> dict[str, Result]:
+    stream, settings = batches(TOPOLOGY[0], STEPS), settings | Settings(debug="steps")
+    return run_local(*TOPOLOGY, lambda seat: train(seat, stream, optimizer, settings))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_in_parts_is_exact_and_as_promised(policy: str, optimizer: str) -> None:
+    settings = slow_settings(policy)
+    results = run(settings, optimizer)
+    gathered(results, *TOPOLOGY).assert_equal(plain_cached(optimizer, TOPOLOGY[0], STEPS))
+    promised = promise(batches(TOPOLOGY[0], STEPS), optimizer, TOPOLOGY, settings)
+    assert len({plan.parts for plan in promised.plans}) > 2  # neighbours differ
+    assert_kept(promised, results)
+    assert_notes_counted(promised, results)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_parts_change_no_bit(optimizer: str) -> None:
+    one, other = (
+        gathered(run(slow_settings(f"dispatch=esd sync={sync}"), optimizer), *TOPOLOGY)
+        for sync in ("on-demand", "streamed")
+    )
+    for mine, its in zip(one.tables + one.dense, other.tables + other.dense, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_rows_of_a_part_go_out_before_the_next_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shard does it: what it takes in and gives out, step by step."""
+    steps: list[str] = []
+    stream, take, post = Shard._stream, Shard._take, Shard._post
+
+    def streaming(shard: Shard, pushes: Sequence[Item], pulls: Sequence[Item], parts: int) -> None:
+        steps.append("")
+        stream(shard, pushes, pulls, parts)
+
+    def taking(shard: Shard, coming: Coming) -> None:
+        take(shard, coming)
+        steps[-1] += "i"
+
+    def posting(shard: Shard, wanted: Sequence[Item], use: str = "out") -> object:
+        steps[-1] += "o"
+        return post(shard, wanted, use)
+
+    monkeypatch.setattr(Shard, "_stream", streaming)
+    monkeypatch.setattr(Shard, "_take", taking)
+    monkeypatch.setattr(Shard, "_post", posting)
+    steps.append("")
+    stream_, settings = batches(2, 20), settings_of("dispatch=esd sync=streamed", 2)
+    settings["network"] = slowed(uniform(2, 1), 1e5)
+    run_local(2, 1, lambda seat: train(seat, stream_, "sgd", settings))
+    # After the parts of a step comes the early phase of the next: all of it in, then out.
+    assert any(step.startswith("io" * MOST_PARTS) for step in steps)
+
+
+def two_workers(urgent: Sequence[int], late: Sequence[int], samples: Sequence[int]) -> Traffic:
+    """Bytes of two workers and one shard."""
+    bytes_WKIP = empty_counts(2, 1)
+    bytes_WKIP[:, 0, UPDATE_PUSH, URGENT] = urgent
+    bytes_WKIP[:, 0, MISS_PULL, LATE] = late
+    nothing = np.zeros(2, np.int64)
+    return Traffic(bytes_WKIP, bytes_WKIP, np.array(samples), nothing, nothing, nothing[:1])
+
+
+def cluster(rates: Sequence[float], latency_s: float = 0.0) -> Cluster:
+    """A fast shard and two workers, a millisecond a sample."""
+    links = [Host("shard", 1e9, 1e9), *(Host(f"w{r}", r, r, latency_s) for r in rates)]
+    return Cluster(tuple(links), (Worker(1), Worker(2)), (0,), compute_s_per_sample=1e-3)
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 1e-4])
+def test_the_price_of_parts(latency_s: float) -> None:
+    """Worker 0 computes for 8 ms, worker 1 for 2 ms behind a slow link."""
+    moved = two_workers([4000, 4000], [4000, 3000], [8, 2])
+    network = cluster([1e7, 1e6], latency_s)
+    whole = step_time(moved, network)
+    assert whole.total_s == pytest.approx(8e-3 + 0.4e-3 + 3e-3 + 2 * latency_s)
+    for parts in (2, 4, 8):
+        time = step_time(replace(moved, parts=parts), network)
+        pushed = 8e-3 + 0.4e-3 + latency_s + 3e-3 / parts + latency_s
+        pulled = 8e-3 + 0.4e-3 / parts + latency_s + 3e-3 + latency_s
+        assert time.total_s == pytest.approx(max(pushed, pulled))
+
+
+def test_as_many_parts_as_are_worth_it() -> None:
+    network = cluster([1e7, 1e6])
+    least = int(LEAST_PART_S * 1e6)  # bytes on the slower link
+    for size, parts in ((0, 1), (least, 1), (2 * least, 2), (7 * least, 4), (99 * least, 8)):
+        found = streamed(two_workers([0, size], [0, 99 * least], [1, 1]), network)
+        assert found.parts == parts
+        assert streamed(two_workers([0, 99 * least], [0, size], [1, 1]), network).parts == parts
+
+
+def test_parts_shorten_steps_and_move_the_same() -> None:
+    source = open_source("online-retail")
+    setup = Setup(source.schema, open_cluster("edge-8"), 512)
+    plain, parted = (
+        measure_named(f"dispatch=herald sync={sync}", Job(source, setup, 20, 5))
+        for sync in ("on-demand", "streamed")
+    )
+    assert (plain.traffic.bytes_WKIP == parted.traffic.bytes_WKIP).all()
+    assert parted.step_time_s < 0.8 * plain.step_time_s
