@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from benchmarks import workload
 from benchmarks.workload import Case, Clock, dense_model, dense_samples, loss_of, sum_gradients
+from embroute.cluster import Cluster, uniform
 from embroute.data.batch import Batch
 from embroute.kernels.rows import Floats, Hyper, gather, sgd
 from embroute.models.samples import Samples
@@ -89,12 +91,14 @@ def embroute(case: Case) -> Result:
     """A rank of embroute: coordinator, shard or worker, with what its meter counted."""
     import embroute
 
-    model = workload.new_model()
+    model = workload.new_model(case.hidden)
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LR)
     clock = Clock(case.warmup)
     items: Iterable[Batch] = Drawn(case, clock) if os.environ["RANK"] == "0" else []
     _tick_at_steps(clock)
-    ready = embroute.prepare(model, optimizer, items, policy=case.policy, cache=case.cache)
+    ready = embroute.prepare(
+        model, optimizer, items, policy=case.policy, cache=case.cache, network=_links(case)
+    )
     for samples in ready.loader:
         assert isinstance(samples, Samples)
         optimizer.zero_grad()
@@ -105,6 +109,15 @@ def embroute(case: Case) -> Result:
     spent = {name: 1e3 * seconds / steps for name, seconds in ready.meter.seconds.items()}
     rows = int(ready.meter.rows_by_kind.sum()) / steps
     return clock.result() | {"spent_ms": spent, "rows": rows}
+
+
+def _links(case: Case) -> Cluster:
+    """One shard behind a fast link, all workers behind equal ones, as far as it is told."""
+    cluster, rate = uniform(case.workers, 1), case.mbit * 1e6 / 8
+    if not rate:
+        return cluster
+    slow = (replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts[1:])
+    return replace(cluster, hosts=(cluster.hosts[0], *slow))
 
 
 class Drawn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -36,6 +36,8 @@ class Case:
     steps: int = 120
     warmup: int = 50
     distinct_batches: int = 0
+    mbit: float = 0.0  # of every worker's link, as embroute is told; 0: it is not
+    hidden: Sequence[int] = HIDDEN
 
 
 def source() -> SyntheticSource:
@@ -69,9 +71,9 @@ class Given(nn.Module):
         return self.vectors
 
 
-def new_model() -> nn.Module:
+def new_model(hidden: Sequence[int] = HIDDEN) -> nn.Module:
     """The model; its tables hold no rows."""
-    options = ModelOptions(hidden=HIDDEN, table_device="meta")
+    options = ModelOptions(hidden=tuple(hidden), table_device="meta")
     return make_model("dlrm", source().schema, DIM, options)
 
 

@@ -31,7 +31,7 @@ FLOAT_BYTES = 4
 INDEX_BYTES = 4  # a slot, an offset or an entry of a list in a plan
 KIND_NAMES = ("miss_pull", "stale_pull", "update_push", "evict_push")
 PULLS, PUSHES = (MISS_PULL, STALE_PULL), (UPDATE_PUSH, EVICT_PUSH)
-LEAST_PART_S = 0.1e-3  # of urgent pushes or late pulls, on the link that takes longest
+LEAST_PART_S = 0.25e-3  # of urgent pushes or late pulls, on the link that takes longest
 
 # Floats of optimizer state that a row of width w carries. Adam counts steps per table, not per row.
 OPTIMIZERS: Mapping[str, Callable[[int], int]] = {

@@ -31,7 +31,7 @@ POLICIES = ["dispatch=esd sync=streamed", "embroute(effort=200, quotas=equal)"]
 def slow_settings(policy: str) -> Settings:
     """Links on which some steps are worth many parts and others few."""
     settings = settings_of(policy, TOPOLOGY[0])
-    settings["network"] = slowed(uniform(*TOPOLOGY), 0.5e6)
+    settings["network"] = slowed(uniform(*TOPOLOGY), 0.2e6)
     return settings
 
 

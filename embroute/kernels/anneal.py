@@ -260,6 +260,21 @@ def weighed(uses: Uses, s: int) -> F32:
 
 
 @kernel
+def opening(uses: Uses, loads: Loads) -> None:
+    """Lower each price by what a sample costs there on average, as batches are dealt at first.
+
+    Without it all samples leave workers with slow links, where nobody then wants to be the first.
+    """
+    add_V = np.empty(uses.price_PAV.shape[2], np.float32)
+    for t in range(len(loads.price_TW)):
+        first, last = loads.first_T[t], loads.first_T[t + 1]
+        for s in range(first, last):
+            _weigh(uses, s, add_V)
+            for w in range(loads.price_TW.shape[1]):
+                loads.price_TW[t, w] -= add_V[w] / np.float32(last - first)
+
+
+@kernel
 def put(uses: Uses, s: int, goes: int) -> None:
     """Move one sample."""
     at = (uses.first_S[s], uses.first_S[s + 1], uses.worker_S[s], 0)

@@ -103,9 +103,12 @@ class Buffers:
 T = TypeVar("T", Item, Staged)
 
 
-def in_part(entries: Iterable[T], part: int, parts: int) -> list[T]:
-    """Those that move in one of some parts; a block is within one, whoever has fewer parts."""
-    return [entry for entry in entries if entry.block.part * parts // MOST_PARTS == part]
+def in_parts(entries: Iterable[T], parts: int) -> list[list[T]]:
+    """What moves in each of some parts; a block is within one, whoever made fewer or more."""
+    found: list[list[T]] = [[] for _ in range(parts)]
+    for entry in entries:
+        found[entry.block.part * parts // MOST_PARTS].append(entry)
+    return found
 
 
 class Pending(Generic[T]):

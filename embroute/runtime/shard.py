@@ -16,7 +16,7 @@ from embroute.runtime.parcels import (
     Item,
     Parcel,
     Pending,
-    in_part,
+    in_parts,
     items,
     parcel_bytes,
     unwrap,
@@ -104,11 +104,12 @@ class Shard:
 
     def _stream(self, pushes: Sequence[Item], pulls: Sequence[Item], parts: int) -> None:
         """Take updates in and give rows out part by part: one goes out while the next come in."""
-        coming = [self._expect(in_part(pushes, i, parts), f"in{i}") for i in range(parts)]
+        expected = enumerate(in_parts(pushes, parts))
+        coming = [self._expect(own, f"in{i}") for i, own in expected]
         going = []
-        for i, part in enumerate(coming):
-            self._take(part)
-            going.append(self._post(in_part(pulls, i, parts), f"out{i}"))
+        for i, wanted in enumerate(in_parts(pulls, parts)):
+            self._take(coming[i])
+            going.append(self._post(wanted, f"out{i}"))
         for posted in going:
             posted.wait()
 

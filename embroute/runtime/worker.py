@@ -20,7 +20,7 @@ from embroute.runtime.parcels import (
     Item,
     Pending,
     Staged,
-    in_part,
+    in_parts,
     items,
     parcel_bytes,
     unwrap,
@@ -91,7 +91,7 @@ class Rows:
         leaving = self._stage(step, orders.at(URGENT_LEAVE))
         pushes = self._urgent + self._stage(step, orders.at(URGENT_PUSH))
         pulls, both = items(step, orders.at(LATE_PULL)), min(parts, self._parts)
-        own = [(in_part(pushes, i, both), in_part(pulls, i, both)) for i in range(both)]
+        own = zip(in_parts(pushes, both), in_parts(pulls, both), strict=True)
         moving = [self._post(*part, f"in{i}") for i, part in enumerate(own)]
         for part in moving:
             self._take(part)

@@ -125,8 +125,10 @@ def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) ->
         dealt = spread(view, outlook, search, price_PAV, moved)
         cooler = search.hot * (search.cold / search.hot) ** (turn / rounds)
         improve(dealt, replace(search, hot=cooler), view.window.step)
+        price_TW = dealt.loads.price_TW.copy()
         for t in range(len(dealt.entries)):
             refit(dealt.uses, dealt.loads, t, REFITS)
+        dealt.loads.price_TW[:] = price_TW  # as sweeps found them, not as the last sample paid
         told = look(dealt, setup, capacity_WA, then_TC)
         half = len(told.now) // 2
         outlook = _again(dealt, outlook)
@@ -255,6 +257,8 @@ def choose_crew(view: View, search: Search) -> Outlook:
     if not rivals:
         return best
     trial, first = _try(view, best, search), not view.window.step
+    if first:
+        best = trial.outlook._replace(took_1=outlook.took_1)
     # Nothing has settled before the first step: slow workers get too few samples at first.
     settled = outlook if first else trial.outlook
     took = float(outlook.took_1[0]) or np.inf

@@ -25,6 +25,7 @@ from embroute.kernels.anneal import (
     Loads,
     group_sweep,
     members,
+    opening,
     refit,
     repair,
     reprice,
@@ -281,6 +282,8 @@ def spread(
     worth_N = (unit * worth_N).astype(np.float32)
     attract(uses.linear_SV, known_NW, worth_N, node_L, first_S)
     loads = _loads(worker_S, first_T, quota_TW, outlook)
+    if not outlook.price_TW.any():
+        opening(uses, loads)
     bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
     first_use_T = np.searchsorted(kept, bases)
     bases_T = np.array(bases, np.int64)
