@@ -303,10 +303,10 @@ def test_effort_follows_the_time_of_a_step() -> None:
     """More where steps are long, within bounds, and by the model's time alone."""
     outlook = start(make_policy("embroute"), job("edge-4", 0.0).setup).outlook
     given = Search(paced=True)
-    for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, 1400)):
+    for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, Search.effort)):
         known = outlook._replace(took_1=np.array([took], np.float32))
         assert paced(given, known, 256).effort == effort
-        assert paced(Search(), known, 256).effort == 1400
+        assert paced(Search(), known, 256).effort == Search.effort
     steps = [
         list(simulate(make_policy("embroute(effort=auto)"), job("edge-4", 0.05))) for _ in "ab"
     ]

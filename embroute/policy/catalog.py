@@ -145,7 +145,7 @@ def _embroute(options: Options) -> Policy:
     effort = options.get("effort", str(Search.effort))
     paced = effort == "auto"
     most = Search.effort if paced else parse_int("embroute: effort, if not auto,", effort, 1, 10**6)
-    ahead = parse_int("embroute: ahead", options.get("ahead", "9"), 0, 100)
+    ahead = parse_int("embroute: ahead", options.get("ahead", str(Search.ahead)), 0, 100)
     objective = options.get("objective", "time")
     if objective not in ("time", "cost"):
         raise ValueError(f"embroute: objective must be time or cost, got {objective!r}")

@@ -39,6 +39,7 @@ F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
+EFFORT = 1400  # of each round in which a crew is tried, at most
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 BETTER = 0.96  # what a change of crew must promise
 AT_FIRST = 0.95  # in the first windows, until crews have
@@ -109,6 +110,7 @@ def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) ->
     `limit`: a crew that will not reach it is given up.
     """
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
+    search = replace(search, effort=min(search.effort, EFFORT))
     best = Trial(np.inf, np.inf, outlook)
     outlook = outlook._replace(
         share_W=outlook.share_W.copy(),

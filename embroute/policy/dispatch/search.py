@@ -50,8 +50,8 @@ Bools = npt.NDArray[np.bool_]
 class Search:
     """How to search. Heats, stiffness and rates are in units of the mean price of a row."""
 
-    effort: int = 1400  # look-ups to read in a step, for each sample of its batch
-    ahead: int = 9  # batches beside the current one that are dealt together
+    effort: int = 2400  # look-ups to read in a step, for each sample of its batch
+    ahead: int = 14  # batches beside the current one that are dealt together
     paced: bool = False  # no more effort than a core has time for in a step
     largest_window: int = 110_000  # look-ups of them all, times chunks of workers: what caches hold
     grouping: float = 1.0  # look-ups read for groups for each one read for single samples
