@@ -22,18 +22,17 @@ def pieces(time: StepTime, w: int) -> list[Piece]:
     compute, early = float(time.compute_W[w]), float(time.early_W[w])
     ahead = max(compute, early)
     pushed = ahead + float(time.urgent_W[w])
-    together = max(
-        max(a, b) + c for a, b, c in zip(time.compute_W, time.early_W, time.urgent_W, strict=True)
-    )
-    pulled = together + float(time.late_W[w])
-    ready = together + float(time.late_W.max())
-    reduced = ready + time.allreduce_s
+    begun = float((time.start_W + time.first_W).max())  # when there is something to pull
+    reduced = time.rest_s
+    ready = reduced - time.allreduce_s
+    last = float((time.start_W + time.urgent_W).max() + time.last_W[w])
+    pulled = max(begun + float(time.late_W[w]), last if time.late_W[w] else begun)
     return [
         ("compute", PROCESSOR, 0.0, compute),
         ("wait", PROCESSOR, compute, time.total_s),
         ("early", LINK, 0.0, early),
         ("urgent", LINK, ahead, pushed),
-        ("late", LINK, together, pulled),
+        ("late", LINK, begun, pulled),
         ("allreduce", LINK, ready, reduced),
     ]
 
