@@ -18,7 +18,7 @@ STEPS = 200
 
 def share_of(policy: str) -> float:
     """Of all rows, what a worker's cache holds."""
-    return 1.0 if "unbounded" in policy else 0.75
+    return 1.0 if "unbounded" in policy else 0.8
 
 
 def main() -> None:

@@ -139,7 +139,7 @@ def test_a_cache_too_small_for_a_step(tmp_path: Path) -> None:
     """The batch that does not fit comes late; what was saved before it stays."""
     settings, stream = saving(tmp_path, "vanilla"), batches(2, STEPS)
     stream[47] = {**stream[47], "tags": torch.arange(len(stream[47]["tags"])) % 25}
-    needed = r"--cache 0.75: worker 1 needs 2\d rows of width 8 in step 47, its cache holds 18"
+    needed = r"--cache 0.8: worker 1 needs 2\d rows of width 8 in step 47, its cache holds 20"
     with pytest.raises(ValueError, match=needed):
         run(settings, stream)
     assert_goes_on(settings, tmp_path, 40)

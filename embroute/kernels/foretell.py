@@ -63,7 +63,7 @@ class Crowds(NamedTuple):
     rows_TWA: I64
     alone_TWA: I64  # that no other worker touches
     again_TWA: I64  # that the batch before had there too
-    came_TWA: I64  # before it in the window; what the step before used came with that one
+    since_TTWA: I64  # distinct ones from a batch to another, both among them
     size_N: I32  # workers that touch a row
     last_N: I32  # the last of them
 
@@ -76,6 +76,20 @@ class Foretold(NamedTuple):
 
 
 @kernel
+def _since(before_TTWA: I64) -> I64:
+    """Distinct rows from one batch to another, of each batch's rows by who had them before it."""
+    out = np.zeros_like(before_TTWA)
+    num_batches = len(out)
+    for first in range(num_batches):
+        for t in range(first, num_batches):
+            if t > first:
+                out[first, t] = out[first, t - 1]
+            for earlier in range(first + 1):
+                out[first, t] += before_TTWA[earlier, t]
+    return out
+
+
+@kernel
 def _crowds(
     nodes: Nodes, touched_NW: U8, batch_N: I32, num_batches: int, num_arenas: int
 ) -> Crowds:
@@ -83,24 +97,23 @@ def _crowds(
     num_workers = touched_NW.shape[1]
     rows_TWA = np.zeros((num_batches, num_workers, num_arenas), np.int64)
     alone_TWA, again_TWA = np.zeros_like(rows_TWA), np.zeros_like(rows_TWA)
-    came_TWA = np.zeros((num_batches + 1, num_workers, num_arenas), np.int64)
+    # Rows of a batch by the batch that had them there before, plus one.
+    before_TTWA = np.zeros((num_batches, num_batches, num_workers, num_arenas), np.int64)
     size_N, last_N = np.zeros(len(batch_N), np.int32), np.full(len(batch_N), NOBODY, np.int32)
     for n in range(len(batch_N)):
         t, a, before = batch_N[n], nodes.arena_N[n] % num_arenas, nodes.before_N[n]
-        fresh = nodes.arena_N[n] // num_arenas % 4 < 2
         near = before >= 0 and batch_N[before] == t - 1
         for w in range(num_workers):
             if touched_NW[n, w]:
                 size_N[n] += 1
                 last_N[n] = w
             rows_TWA[t, w, a] += touched_NW[n, w]
-            came_TWA[t + 1, w, a] += touched_NW[n, w] * fresh
+            had = before >= 0 and touched_NW[before, w] > 0
+            before_TTWA[batch_N[before] + 1 if had else 0, t, w, a] += touched_NW[n, w]
             again_TWA[t, w, a] += near and touched_NW[n, w] * touched_NW[before, w]
         if size_N[n] == 1:
             alone_TWA[t, last_N[n], a] += 1
-    for t in range(num_batches):
-        came_TWA[t + 1] += came_TWA[t]
-    return Crowds(rows_TWA, alone_TWA, again_TWA, came_TWA, size_N, last_N)
+    return Crowds(rows_TWA, alone_TWA, again_TWA, _since(before_TTWA), size_N, last_N)
 
 
 @kernel
@@ -152,15 +165,14 @@ def foretell(nodes: Nodes, deal: Deal, record_XA: F64, capacity_WA: I64, homes: 
     """Pulls and pushes of every batch: a row alone at its owner rests, all others move.
 
     What the step before used is pushed back urgently and pulled late; a sharer's gradient that the
-    next step needs is urgent too. A row is gone from a cache that more rows have entered since
-    than it holds.
+    next step needs is urgent too. A row is gone from a cache in which more distinct rows were used
+    since than it holds.
     """
     touched_NW, first_node_T, cold_N = deal
     num_workers, num_arenas = touched_NW.shape[1], record_XA.shape[1]
     batch_N = _batches(first_node_T)
     num_batches = len(first_node_T) - 1
     crowds = _crowds(nodes, touched_NW, batch_N, num_batches, num_arenas)
-    rows_TWA, came_TWA = crowds.rows_TWA, crowds.came_TWA
     bytes_CTHWDP = np.zeros((3, num_batches, homes, num_workers, 2, NUM_PHASES), np.float64)
     owner_N = nodes.owner_N.copy()
     for n in range(len(batch_N)):
@@ -170,8 +182,7 @@ def foretell(nodes: Nodes, deal: Deal, record_XA: F64, capacity_WA: I64, homes: 
         bytes_WDP = bytes_CTHWDP[age, t, nodes.arena_N[n] // (4 * num_arenas)]
         owner = owner_N[before] if before >= 0 else owner_N[n]
         since = batch_N[before] + 1 if before >= 0 else 0
-        came = came_TWA[t, owner, a] - came_TWA[since, owner, a] + rows_TWA[t, owner, a]
-        if owner >= 0 and came > capacity_WA[owner, a]:
+        if owner >= 0 and crowds.since_TTWA[since, t, owner, a] > capacity_WA[owner, a]:
             bytes_WDP[owner, PUSH, EARLY] += record_XA[VALUE_STATE, a]
             owner = NOBODY
         size, sole = crowds.size_N[n], crowds.last_N[n]

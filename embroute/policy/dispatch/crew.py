@@ -46,6 +46,7 @@ AT_FIRST = 0.95  # in the first windows, until crews have
 SETTLED = 2
 NO_LOSS = 1.01  # and one that only leaves out workers with less than a
 VESTIGE = 0.06  # part of the samples
+FEWER = 1.065  # what a smaller crew may take of the best one's time before the first step
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
 PARTS = 251  # in which rows are told apart
 ROUNDING = 1e-5  # of sums of shares
@@ -223,10 +224,7 @@ def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
     most of all at the start; but workers that hardly get samples only make the others wait.
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
-    fewer = len(crew) < int((outlook.range_2W[1] > 0).sum())
-    if fewer and not windows:
-        return 1.0  # no row has to change places yet
-    if fewer and leaves < VESTIGE:
+    if len(crew) < int((outlook.range_2W[1] > 0).sum()) and leaves < VESTIGE:
         return NO_LOSS
     return BETTER if windows >= SETTLED else AT_FIRST
 
@@ -250,6 +248,26 @@ def _rivals(view: View, search: Search, present: I64) -> list[I64]:
     ]
 
 
+def _first_crew(view: View, search: Search, present: I64) -> Outlook:
+    """Before the first step: the smallest crew that is about as good as the best.
+
+    No row has to change places yet, and what few workers save is what cold caches hide most.
+    """
+    outlook, setup = view.state.outlook, view.state.setup
+    batch, least, found = len(view.window.now.batch), np.inf, list[Trial]()
+    for crew in (present, *_rivals(view, search, present)):
+        if _at_least(crew, batch, setup) >= FEWER * least:
+            continue
+        joined = _joined(outlook, crew, search, setup)
+        trial = _try(view, joined, search, FEWER * least)
+        if len(found) and trial.outlook.share_W[crew].min() < FEWEST / setup.num_workers:
+            continue
+        found.append(trial)
+        least = min(least, trial.then)
+    chosen = [trial for trial in found if trial.then <= FEWER * least][-1]
+    return chosen.outlook._replace(took_1=outlook.took_1)  # what it foretells is a hope
+
+
 def choose_crew(view: View, search: Search) -> Outlook:
     """The outlook of the best crew; the present one stays unless another is clearly better."""
     outlook, setup = view.state.outlook, view.state.setup
@@ -258,21 +276,19 @@ def choose_crew(view: View, search: Search) -> Outlook:
     rivals = _rivals(view, search, present)
     if not rivals:
         return best
-    trial, first = _try(view, best, search), not view.window.step
-    if first:
-        best = trial.outlook._replace(took_1=outlook.took_1)
-    # Nothing has settled before the first step: slow workers get too few samples at first.
-    settled = outlook if first else trial.outlook
+    if not view.window.step:
+        return _first_crew(view, search, present)
+    trial = _try(view, best, search)
     took = float(outlook.took_1[0]) or np.inf
     batch, least = len(view.window.now.batch), 1.0
     windows = view.window.step / (search.ahead + 1)
     for crew in rivals:
-        limit = min(took, trial.then) * _needed(settled, crew, windows)
+        needed = _needed(trial.outlook, crew, windows)
+        limit, now = (min(took, taken) * needed for taken in (trial.then, trial.now))
         if _at_least(crew, batch, setup) >= limit:
             continue
         found = _try(view, _joined(outlook, crew, search, setup), search, limit)
-        promise = found.then / limit
+        promise = max(found.then / limit, found.now / now)  # soon, and for long
         if promise < least and found.outlook.share_W[crew].min() >= FEWEST / setup.num_workers:
-            known = np.full(1, 0.0 if first else found.now, np.float32)  # at first it is a hope
-            least, best = promise, found.outlook._replace(took_1=known)
+            least, best = promise, found.outlook._replace(took_1=np.full(1, found.now, np.float32))
     return best
