@@ -40,6 +40,7 @@ POLICIES = [
     "fae(hot=0.08, rate=25)",
     "scars(hot=0.06)",
     "bagpipe(2)",
+    "embroute(quotas=equal)",
     "unbounded(of=esd)",
     "dispatch=esd sync=het(10) evict=clairvoyant",
     "dispatch=herald sync=write-through evict=light-lfu",
