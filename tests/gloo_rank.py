@@ -9,16 +9,20 @@ import pickle
 import sys
 from pathlib import Path
 
+from embroute.policy.catalog import make_policy
 from embroute.runtime.connect import connect
+from embroute.runtime.job import Settings
 from embroute.runtime.layout import on_one_node
-from tests.jobs import batches, settings_of, train
+from tests.jobs import batches, settings_of, slow_settings, train
 
 STEPS = 200
 
 
-def share_of(policy: str) -> float:
-    """Of all rows, what a worker's cache holds."""
-    return 1.0 if "unbounded" in policy else 0.8
+def settings_for(policy: str, workers: int, shards: int) -> Settings:
+    """Caches that hold everything where a policy promises it, and slow links if it uses parts."""
+    if make_policy(policy).sync.streams:
+        return slow_settings(policy, workers, shards)
+    return settings_of(policy, workers, 1.0 if "unbounded" in policy else 0.8)
 
 
 def main() -> None:
@@ -26,7 +30,7 @@ def main() -> None:
     with connect(on_one_node(workers, shards), peer_timeout_s=60) as seat:
         for number, case in enumerate(sys.argv[4:]):
             policy, _, optimizer = case.partition("@")
-            settings = settings_of(policy, workers, share_of(policy))
+            settings = settings_for(policy, workers, shards)
             settings["debug"] = "steps"
             result = train(seat, batches(workers, STEPS), optimizer, settings)
             # The meter's defaults are functions, which do not travel.

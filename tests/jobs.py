@@ -277,6 +277,14 @@ def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
     return settings
 
 
+def slow_settings(policy: str, num_workers: int, num_shards: int, rate: float = 0.2e6) -> Settings:
+    """The same on links so slow that some steps are worth many parts and others few."""
+    settings, cluster = settings_of(policy, num_workers), uniform(num_workers, num_shards)
+    hosts = tuple(replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts)
+    settings["network"] = replace(cluster, hosts=hosts)
+    return settings
+
+
 def slow_shards(num_workers: int, num_shards: int) -> Cluster:
     """Equal workers, and shards that everybody waits for."""
     cluster = uniform(num_workers, num_shards)

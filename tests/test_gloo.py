@@ -13,8 +13,8 @@ import pytest
 
 from embroute.runtime.connect import EXCHANGE, GLOO, SOCKETS
 from embroute.runtime.seat import names
-from tests.gloo_rank import STEPS, share_of
-from tests.jobs import Result, batches, gathered, plain_cached, settings_of
+from tests.gloo_rank import STEPS, settings_for
+from tests.jobs import Result, batches, gathered, plain_cached
 from tests.promises import assert_kept, promise
 
 ROOT = Path(__file__).parent.parent
@@ -26,8 +26,9 @@ JOBS = {
         "nocache@adam",
         "dispatch=esd sync=on-demand evict=clairvoyant(3)@sgd",
         "dispatch=herald sync=write-through evict=lfu@adagrad",
+        "dispatch=esd sync=streamed@adam",
     ],
-    (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "bagpipe(3)@sgd"],
+    (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "embroute@sgd"],
 }
 
 EXCHANGES = {(2, 1): SOCKETS, (3, 2): SOCKETS, (2, 2): GLOO}
@@ -54,6 +55,6 @@ def test_real_processes_equal_plain_torch(workers: int, shards: int, tmp_path: P
             for own, other in zip(results[f"worker{worker}"].dense, mine.dense, strict=True):
                 np.testing.assert_array_equal(own, other)
         policy, _, optimizer = case.rpartition("@")
-        settings = settings_of(policy, workers, share_of(policy))
+        settings = settings_for(policy, workers, shards)
         stream = batches(workers, STEPS)
         assert_kept(promise(stream, optimizer, (workers, shards), settings), results)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embroute.cluster import Cluster, Host, Worker, open_cluster, uniform
+from embroute.cluster import Cluster, Host, Worker, open_cluster
 from embroute.cost import LEAST_PART_S, Traffic, step_time, streamed
 from embroute.data.open import open_source
 from embroute.kernels.codes import LATE, MISS_PULL, MOST_PARTS, UPDATE_PUSH, URGENT
@@ -19,26 +19,13 @@ from embroute.runtime.local import run_local
 from embroute.runtime.parcels import Item
 from embroute.runtime.shard import Coming, Shard
 from embroute.simulate import Job, measure_named
-from tests.jobs import Result, batches, gathered, plain_cached, settings_of, train
+from tests.jobs import Result, batches, gathered, plain_cached, slow_settings, train
 from tests.promises import assert_kept, promise
 from tests.test_promises import assert_notes_counted
 
 STEPS, TOPOLOGY = 60, (3, 2)
 OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adam"]
 POLICIES = ["dispatch=esd sync=streamed", "embroute(effort=200, quotas=equal)"]
-
-
-def slow_settings(policy: str) -> Settings:
-    """Links on which some steps are worth many parts and others few."""
-    settings = settings_of(policy, TOPOLOGY[0])
-    settings["network"] = slowed(uniform(*TOPOLOGY), 0.2e6)
-    return settings
-
-
-def slowed(cluster: Cluster, rate: float) -> Cluster:
-    """The same with other links."""
-    hosts = tuple(replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts)
-    return replace(cluster, hosts=hosts)
 
 
 def run(settings: Settings, optimizer: str) -> dict[str, Result]:
@@ -49,7 +36,7 @@ def run(settings: Settings, optimizer: str) -> dict[str, Result]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_training_in_parts_is_exact_and_as_promised(policy: str, optimizer: str) -> None:
-    settings = slow_settings(policy)
+    settings = slow_settings(policy, *TOPOLOGY)
     results = run(settings, optimizer)
     gathered(results, *TOPOLOGY).assert_equal(plain_cached(optimizer, TOPOLOGY[0], STEPS))
     promised = promise(batches(TOPOLOGY[0], STEPS), optimizer, TOPOLOGY, settings)
@@ -61,7 +48,7 @@ def test_training_in_parts_is_exact_and_as_promised(policy: str, optimizer: str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_parts_change_no_bit(optimizer: str) -> None:
     one, other = (
-        gathered(run(slow_settings(f"dispatch=esd sync={sync}"), optimizer), *TOPOLOGY)
+        gathered(run(slow_settings(f"dispatch=esd sync={sync}", *TOPOLOGY), optimizer), *TOPOLOGY)
         for sync in ("on-demand", "streamed")
     )
     for mine, its in zip(one.tables + one.dense, other.tables + other.dense, strict=True):
@@ -89,8 +76,7 @@ def test_rows_of_a_part_go_out_before_the_next_is_in(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Shard, "_take", taking)
     monkeypatch.setattr(Shard, "_post", posting)
     steps.append("")
-    stream_, settings = batches(2, 20), settings_of("dispatch=esd sync=streamed", 2)
-    settings["network"] = slowed(uniform(2, 1), 1e5)
+    stream_, settings = batches(2, 20), slow_settings("dispatch=esd sync=streamed", 2, 1, 0.05e6)
     run_local(2, 1, lambda seat: train(seat, stream_, "sgd", settings))
     # After the parts of a step comes the early phase of the next: all of it in, then out.
     assert any(step.startswith("io" * MOST_PARTS) for step in steps)

@@ -26,6 +26,7 @@ from tests.jobs import (
     optimizers_of,
     plain_cached,
     settings_of,
+    slow_settings,
     train,
 )
 
@@ -103,8 +104,9 @@ def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None
     [
         free_settings("embroute(effort=auto, ahead=3)", 3, 2),
         crowded_settings("embroute(effort=200, quotas=equal)", 3, 2),
+        slow_settings("embroute(effort=200)", 3, 2),
     ],
-    ids=["free quotas", "rows all-reduced"],
+    ids=["free quotas", "rows all-reduced", "in parts"],
 )
 def test_resuming_changes_nothing_of_what_is_learnt(settings: Settings, tmp_path: Path) -> None:
     workers, shards = topology = (3, 2)
