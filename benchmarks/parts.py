@@ -21,7 +21,7 @@ SYNCS = {"one": "on-demand", "several": "streamed"}
 CASE = Case("embroute", cache=0.1, workers=4, batch=256, steps=60, warmup=20, hidden=(16,))
 NOTE = (
     "DLRM over 26 tables, dim 32, MLPs (16), 4 workers x 256, each behind its own link; shard and "
-    "coordinator on a host at 2 Gbit/s; all of them on two cores. The same plans with "
+    "coordinator on a host at 10 Gbit/s; all of them on two cores. The same plans with "
     "`sync=on-demand` and `sync=streamed`: what is urgent and what is late in one part, and in up "
     "to eight. Medians over steps, in turns."
 )

@@ -9,6 +9,7 @@ import pytest
 
 from embroute.cluster import open_cluster, star
 from embroute.config import Size
+from embroute.cost import LEAST_PART_S
 from embroute.data.open import open_source
 from embroute.data.window import Horizon
 from embroute.policy import reduction as module
@@ -68,17 +69,28 @@ def test_the_longer_of_both_is_as_short_as_it_gets(links: list[float], shard_ms:
     count = np.bincount(batch.unique_of_lookup, minlength=len(batch.rows_U))
     hot = [u for u in np.argsort(-count, kind="stable") if count[u] >= 8 and batch.before_U[u] == 0]
     size, gigabit = 4 * 512, 125e6
+    one_way = sum(1 - (3 / 4) ** count[u] for u in hot) * size / (min(links) * gigabit)
+    ways = 1 if one_way >= 2 * LEAST_PART_S else 2  # pulls beside pushes, or after them
     shard, rest, best = 1e-3 * shard_ms, 1e-3, (max(1e-3 * shard_ms, 1e-3), 0)
     worthwhile = 0.97 * best[0]
     for taken, u in enumerate(hot, 1):
         sharers = 4 * (1 - (3 / 4) ** count[u])
         shard -= sharers * size / (10 * gigabit)
-        rest += 1.5 * size / (min(links) * gigabit) - sharers / 4 * 2 * size / (10 * gigabit)
+        rest += 1.5 * size / (min(links) * gigabit) - sharers / 4 * ways * size / (10 * gigabit)
         if max(shard, rest) < best[0]:
             best = (max(shard, rest), taken)
     expected = best[1] if best[0] <= worthwhile else 0
     assert chosen.rows.tolist() == hot[:expected]
     assert (expected > 0) == (min(links) == 10.0 or shard_ms > 1.2)
+    assert ways == (2 if min(links) == 10.0 else 1)
+
+
+def test_nothing_is_reduced_where_pulls_run_beside_pushes() -> None:
+    cluster = replace(star([1.0] * 4, 10.0), compute_s_per_sample=5e-5)
+    given = Job(AVAZU, Setup(AVAZU.schema, cluster, 512, 512, cache=Size(0.1, "share")), 20, 5)
+    reports = list(simulate(make_policy("embroute(effort=300)"), given))
+    assert max(step.traffic.hot_rows for step in reports) == 0
+    assert max(step.traffic.parts for step in reports) > 2
 
 
 def test_what_is_learnt_does_not_depend_on_what_was_reduced() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cluster import Cluster
-from embroute.cost import StepTime, link_rates, ring_share, shard_rate
+from embroute.cost import LEAST_PART_S, StepTime, link_rates, ring_share, shard_rate
 from embroute.data.window import Indexed
 from embroute.kernels.codes import GRADIENT
 from embroute.policy.setup import Setup
@@ -40,11 +40,16 @@ class Reduction(NamedTuple):
 
 
 class _Prices(NamedTuple):
-    """Seconds of a byte at the shards' link for each sharer, of a reduced one, and its relief."""
+    """Seconds of a byte at the shards' link for each sharer, of a reduced one, and its relief.
+
+    `parted_s`: the relief where pulls run beside pushes; `slowest_s`: of a byte on that link.
+    """
 
     shard_s: float
     ring_s: float
     relief_s: float
+    parted_s: float
+    slowest_s: float
 
 
 NO_REDUCTION = Reduction(np.empty(0, np.int32), 0.0, 0.0)
@@ -54,10 +59,12 @@ NO_REDUCTION = Reduction(np.empty(0, np.int32), 0.0, 0.0)
 def _prices(cluster: Cluster) -> _Prices:
     crossing = float(cluster.crosses_WK.mean())
     up, down = link_rates(cluster)
-    ring_s = ring_share(cluster) / float(cluster.bytes_s_W.min())
+    slowest_s = 1 / float(cluster.bytes_s_W.min())
     # What links without waiting workers spare is no relief: the fastest link is taken for all.
     relief_s = crossing * float((1 / up + 1 / down).min())
-    return _Prices(crossing / shard_rate(cluster), ring_s, relief_s)
+    parted_s = crossing * float(np.maximum(1 / up, 1 / down).min())
+    ring_s = ring_share(cluster) * slowest_s
+    return _Prices(crossing / shard_rate(cluster), ring_s, relief_s, parted_s, slowest_s)
 
 
 def _everyone(outlook: Outlook) -> bool:
@@ -87,7 +94,10 @@ def reduction(batch: Indexed, setup: Setup, outlook: Outlook) -> Reduction:
     workers = setup.num_workers
     sharers = workers * (1 - (1 - 1 / workers) ** count_U[hot])
     saved = np.concatenate([[0.0], np.cumsum(size * sharers * price.shard_s)])
-    relief = sharers / workers * price.relief_s
+    part = sharers / workers
+    # So many rows would come while others go, were they not all-reduced (`cost.streamed`).
+    parted = float((size * part).sum()) * price.slowest_s >= 2 * LEAST_PART_S
+    relief = part * (price.parted_s if parted else price.relief_s)
     added = np.concatenate([[0.0], np.cumsum(size * (price.ring_s - relief))])
     time = np.maximum(shard_s - saved, rest_s + added)
     best = int(np.argmin(time))

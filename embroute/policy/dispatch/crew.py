@@ -248,14 +248,14 @@ def _rivals(view: View, search: Search, present: I64) -> list[I64]:
     ]
 
 
-def _first_crew(view: View, search: Search, present: I64) -> Outlook:
+def _first_crew(view: View, search: Search, tried: list[I64]) -> Outlook:
     """Before the first step: the smallest crew that is about as good as the best.
 
     No row has to change places yet, and what few workers save is what cold caches hide most.
     """
     outlook, setup = view.state.outlook, view.state.setup
     batch, least, found = len(view.window.now.batch), np.inf, list[Trial]()
-    for crew in (present, *_rivals(view, search, present)):
+    for crew in tried:
         if _at_least(crew, batch, setup) >= FEWER * least:
             continue
         joined = _joined(outlook, crew, search, setup)
@@ -277,7 +277,7 @@ def choose_crew(view: View, search: Search) -> Outlook:
     if not rivals:
         return best
     if not view.window.step:
-        return _first_crew(view, search, present)
+        return _first_crew(view, search, [present, *rivals])
     trial = _try(view, best, search)
     took = float(outlook.took_1[0]) or np.inf
     batch, least = len(view.window.now.batch), 1.0
