@@ -181,7 +181,7 @@ def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
     start[:, 0] = urgent[:, 0] = late[:, 0] = 0
     late *= 0.7
     least, most = np.array([1, 0, 0]), np.array([12, 6, 12])
-    grown = Grown(start + urgent, start + urgent / parts, late, 1 / parts)
+    grown = Grown(start, urgent, urgent / parts, late, late / parts)
     quota = shortest(grown, least, most)
     everyone = np.arange(workers)
     assert quota.sum() >= batch
@@ -190,8 +190,11 @@ def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
 
     def step(given: I64) -> float:
         begin, push, pull = (times[everyone, given] for times in (start, urgent, late))
-        whole = (begin + push).max() + pull.max() / parts
-        return float(max(whole, (begin + push / parts).max() + pull.max()))
+        turns = (
+            begin + np.maximum(pull / parts, pull - lead) + np.maximum(push, push / parts + lead)
+            for lead in np.linspace(0, pull.max(), 200)
+        )
+        return float(min(turn.max() for turn in turns))
 
     best = min(
         step(np.array(given))

@@ -43,6 +43,7 @@ def _links(layout: Layout) -> Links:
         "plans": stars,
         "rows": list(itertools.product(shards, workers)),
         "answers": stars,
+        "star": [(shards[0], worker) for worker in workers],
     }
 
 
@@ -118,8 +119,8 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
     with beat:
         dense = _group(rank_of, [f"worker{i}" for i in range(layout.num_workers)])
         found = _channels(name, rank_of, layout)
-        plans, rows, answers = (found[kind] for kind in ("plans", "rows", "answers"))
-        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers)
+        plans, rows, answers, star = (found[kind] for kind in ("plans", "rows", "answers", "star"))
+        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers, star)
     # Not after an error: taking the groups down would wait for the lost.
     for channel in found.values():
         channel.close()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import reduce_seconds
+from embroute.cost import sum_seconds
 from embroute.kernels.anneal import refit
 from embroute.policy.dispatch.forecast import look, mean, settled, until_full
 from embroute.policy.dispatch.search import (
@@ -232,7 +232,7 @@ def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
 def _at_least(crew: I64, batch: int, setup: Setup) -> float:
     """Seconds of a crew's step if no row moved: compute, and the dense gradients' all-reduce."""
     speed = float((1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum())
-    return batch / speed + reduce_seconds(setup.cluster.dense_bytes, setup.cluster)
+    return batch / speed + sum_seconds(setup.cluster.dense_bytes, setup.cluster, False)
 
 
 def _rivals(view: View, search: Search, present: I64) -> list[I64]:
