@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from embroute.config import parse_call
 from embroute.data.batch import Batch, concat
 from embroute.data.planted import expected_auc, fitted
-from embroute.data.synthetic import CHUNK_SAMPLES, PRESETS, SyntheticSource, coprime, open_preset
-from embroute.kernels.sampling import mixed, planted_scores, power_law_rank, shuffled
+from embroute.data.synthetic import (
+    CHUNK_SAMPLES,
+    PRESETS,
+    SyntheticSource,
+    _law,
+    coprime,
+    open_preset,
+)
+from embroute.data.synthetic_presets import FieldLaw
+from embroute.kernels.sampling import CONTEXT, mixed, planted_scores, power_law_rank, shuffled
 
 Rows = npt.NDArray[np.int64]
 
@@ -206,15 +214,31 @@ def test_fitted_reaches_its_targets_on_the_pilot() -> None:
     assert abs(model.logit(batch).std() - 2.0) < 0.2
 
 
-@given(st.floats(0, 1, exclude_max=True), st.integers(1, 10**7), st.floats(0.2, 2.5))
-def test_power_law_rank_twin(place: float, num_rows: int, exponent: float) -> None:
-    flat = 1 - exponent if abs(exponent - 1) > 1e-6 else 1e-6
-    law = np.array([(num_rows + 1.0) ** flat - 1, 1 / flat, 0.0])
-    twin = (1 + place * law[0]) ** law[1]
-    rank = power_law_rank(place, False, num_rows, law)
-    assert 0 <= rank < num_rows
-    assert abs(rank + 1 - min(twin, num_rows)) <= 1.0
-    assert power_law_rank(place, True, num_rows, law) == int(place * num_rows)
+def shares(law: FieldLaw) -> npt.NDArray[np.float64]:
+    """Share of the look-ups of every rank, by summing the law's weights."""
+    first = 1 if law.top else 0
+    bounds = np.arange(law.num_rows - first + 1) + 1 + law.offset
+    weight = np.diff(bounds ** (1 - law.exponent))
+    power = (1 - law.top - law.tail) * weight / weight.sum()
+    return np.append([law.top] * first, power) + law.tail / law.num_rows
+
+
+@given(
+    st.floats(0, 1, exclude_max=True),
+    st.integers(2, 10**5),
+    st.floats(0.2, 5).filter(lambda exponent: abs(exponent - 1) > 1e-3),
+    st.floats(-0.9, 1e4),
+    st.sampled_from((0.0, 0.4)),
+)
+def test_power_law_rank_twin(
+    place: float, num_rows: int, exponent: float, offset: float, top: float
+) -> None:
+    law = FieldLaw("twin", num_rows, CONTEXT, exponent, 0.1, offset, top)
+    constants = np.array(_law(law, 1.0))
+    rank = power_law_rank(place, False, num_rows, constants)
+    below = np.append(0.0, np.cumsum(shares(replace(law, tail=0.0, top=top / 0.9))))
+    assert below[rank] - 1e-6 <= place <= below[rank + 1] + 1e-6
+    assert power_law_rank(place, True, num_rows, constants) == int(place * num_rows)
 
 
 @given(st.integers(1, 20), st.integers(0, 19))

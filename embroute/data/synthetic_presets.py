@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from embroute.kernels.sampling import CONTEXT, ITEM, USER
+from embroute.kernels.sampling import CLOCK, CONTEXT, ITEM, USER
 
 
 @dataclass(frozen=True)
 class FieldLaw:
-    """A field's table size, its side (user, item, context) and its popularity law.
+    """A field's table size, its side (user, item, context, clock) and its popularity law.
 
-    Rank r has a share of about r^-exponent; `tail` is the share of look-ups spread evenly.
+    `top` is the share of the most popular id, often a missing value, and `tail` the share of
+    look-ups spread evenly; of the others rank r has a share of about (r + offset)^-exponent (Zipf
+    and Mandelbrot). Without a top all ranks follow the power law; an offset below 0, above -1,
+    raises the first of them.
     """
 
     name: str
@@ -20,6 +23,8 @@ class FieldLaw:
     side: int
     exponent: float
     tail: float = 0.0
+    offset: float = 0.0
+    top: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Preset:
     knobs: Knobs
 
 
-SIDES = {"u": USER, "i": ITEM, "c": CONTEXT}
+SIDES = {"u": USER, "i": ITEM, "c": CONTEXT, "t": CLOCK}
 SMALL, LARGE = 1000, 10_000
 
 
