@@ -209,8 +209,8 @@ shuffled. pairs: distinct pairs of ids of two fields over those with one of the 
 mean over all pairs of fields, 20,480 samples: 1 is unrelated. A twin is synthetic: it has the
 field sizes of the real trace above it and exponents fitted to each field's top tenth, so its
 top 10% is near by construction; its sessions and drift were set by hand, its correlation is the
-presets'. The ad presets' laws and correlation were chosen on AdKDD'21, MovieLens's by hand; none
-was compared with the data it is named after.
+presets'. The presets' laws were fitted to published facts (benchmarks/calibrate.py), their
+correlation was chosen on AdKDD'21.
 """
 
 
