@@ -32,11 +32,12 @@ PAIRED = 20 * BATCH  # samples among which pairs of ids are counted
 Rows = npt.NDArray[np.int64]
 
 # For twins: sides (user, item, context) of the real traces' fields, and knobs of their regime.
-# AdKDD'21 does not say what its fields are: those that depend on each other share a side.
+# AdKDD'21 does not say what its fields are: those that depend on each other share a side. In Globo
+# device, system, country, region and referrer stay the same from click to click of a user.
 TWINS = {
     "criteo adkdd'21": ("uuucucuucuiiiiiiiii", Knobs(0)),
     "online retail": ("uiuui", Knobs(0, sessions=0.95, gap=0.0)),
-    "globo": ("uuicccccc", Knobs(0, sessions=0.65, drift=1.0)),
+    "globo": ("uuiuuuuuu", Knobs(0, sessions=0.65, drift=1.0)),
 }
 
 
