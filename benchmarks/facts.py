@@ -22,14 +22,15 @@ SOURCES: Mapping[str, str] = {
     "least 10 times in Criteo, 4 times in Avazu, and one more for all others; listed by "
     "utils/FDO_dim_criteo.py of github.com/anonctr/GDCN and by programs of AutoField (WWW 2022)",
     "dac": "the 100,000-row sample of the challenge (dac_sample.txt): ids per column as a public "
-    "data set builder lists them (c_features_status); the number of rows is from memory, and "
-    "agrees with the 233,286 ids of 39 columns in about 80,000 of its rows that the tests of "
-    "the course CS190.1x, lab 4, demand",
+    "data set builder lists them (c_features_status). That they are of these 100,000 rows is from "
+    "memory; 233,286 ids of 39 columns, 13 of them whole numbers, in about 80,000 of its rows "
+    "(tests of the course CS190.1x, lab 4) do not contradict it",
     "autoint": "ids per column in the example file of AutoInt's code (about 10,000 rows): "
     "data/feature_sizes.txt of github.com/chae-jpg/AutoInt_pytorch",
     "cutoff": "117,581 features with a cutoff of 200, of them 13 numbers and 26 for the rest: "
     "deep_ctr of github.com/lambdaji/tf_repos",
-    "page": "82 rows of that file: how often the most frequent id comes",
+    "page": "82 rows of that file: how often the most frequent id comes, counted by hand, so "
+    "within a few hundredths",
     "counts": "value counts of Avazu's training file in a public report on its features",
     "spread": "docs/EDA_REPORT.md of github.com/MykolaPinchuk/paper_time_aggregations: ids in "
     "403,698 rows of Avazu spread over its ten days, and shares of the first and the first ten",

@@ -148,7 +148,8 @@ def _law(law: FieldLaw, skew: float) -> tuple[float, ...]:
     start = (1.0 + law.offset) ** flat
     reach = (law.num_rows + 1.0 - first + law.offset) ** flat - start
     # Of the look-ups that are not even, a part goes to the top.
-    return start, reach, 1.0 / flat, 1.0 + law.offset - first, top / (1.0 - law.tail), law.tail
+    top_share = top / (1.0 - law.tail) if top else 0.0
+    return start, reach, 1.0 / flat, 1.0 + law.offset - first, top_share, law.tail
 
 
 def coprime(number: int, share: float) -> int:
