@@ -44,8 +44,6 @@ REHEARSED = 40  # steps on which crews are tried before the first
 EFFORT = 1400  # of each round in which a crew is tried, at most
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 BETTER = 0.96  # what a change of crew must promise
-AT_FIRST = 0.95  # in the first windows, until crews have
-SETTLED = 2
 NO_LOSS = 1.01  # and one that only leaves out workers with less than a
 VESTIGE = 0.06  # part of the samples
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
@@ -214,16 +212,16 @@ def possible(crew: I64, search: Search, setup: Setup) -> bool:
     return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 
-def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
+def _needed(outlook: Outlook, crew: I64) -> float:
     """What a crew must promise, of the present one's time.
 
-    A large crew takes longer to settle than is tried here, so a change must be worth something,
-    most of all at the start; but workers that hardly get samples only make the others wait.
+    A large crew takes longer to settle than is tried here, so a change must be worth something;
+    but workers that hardly get samples only make the others wait.
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
     if len(crew) < int((outlook.range_2W[1] > 0).sum()) and leaves < VESTIGE:
         return NO_LOSS
-    return BETTER if windows >= SETTLED else AT_FIRST
+    return BETTER
 
 
 def at_least(crew: I64, batch: int, setup: Setup) -> float:
@@ -265,9 +263,8 @@ def choose_crew(view: View, search: Search) -> Outlook:
     trial = _try(view, best, search)
     took = float(outlook.took_1[0]) or np.inf
     batch, least = len(view.window.now.batch), 1.0
-    windows = view.window.step / (search.ahead + 1)
     for crew in rivals:
-        limit = min(took, trial.time_s) * _needed(trial.outlook, crew, windows)
+        limit = min(took, trial.time_s) * _needed(trial.outlook, crew)
         if at_least(crew, batch, setup) >= limit:
             continue
         found = _try(view, _joined(outlook, crew, search, setup), search, limit)
