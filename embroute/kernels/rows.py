@@ -168,6 +168,15 @@ def _pool_bag(
                 out_X[x] += records_NX[row, index(x)]
 
 
+@inlined
+def _bag(bags: Bags, b: int) -> int:
+    """Where the b-th of the chosen fields' bags lies among all bags."""
+    chosen = bags.last - bags.first
+    if chosen == bags.num_fields:
+        return b
+    return (b // chosen) * bags.num_fields + bags.first + b % chosen
+
+
 @kernel
 def pool(records_NX: Floats, slot_T: npt.NDArray[np.int32], bags: Bags, out_BX: Floats) -> None:
     """Sum, or mean, of the rows of each bag; nothing but padding gives zeros.
@@ -175,45 +184,45 @@ def pool(records_NX: Floats, slot_T: npt.NDArray[np.int32], bags: Bags, out_BX: 
     Rows are read where they lie: side by side first would be one more pass over them.
     """
     touch_L, offsets_B, columns = bags.touch_L, bags.offsets_B, out_BX.shape[1]
-    chosen = bags.last - bags.first
-    for sample in range(len(out_BX) // chosen):
-        for field in range(chosen):
-            b, bag = index(sample * chosen + field), sample * bags.num_fields + bags.first + field
-            start, stop = index(offsets_B[index(bag)]), index(offsets_B[index(bag + 1)])
-            if start < stop and len(slot_T):
-                prefetch_row(records_NX, slot_T[index(_touch_after(touch_L, start))], columns)
-            if stop - start == 1 and touch_L[start] >= 0:
-                row = index(slot_T[index(touch_L[start])])
-                for x in range(columns):
-                    out_BX[b, index(x)] = records_NX[row, index(x)]
-                continue
-            _pool_bag(records_NX, slot_T, touch_L[start:stop], out_BX[b])
-            if bags.mean:
-                out_BX[b] /= max(1, _real(touch_L, start, stop))
+    for b in range(len(out_BX)):
+        bag = _bag(bags, b)
+        start, stop = index(offsets_B[index(bag)]), index(offsets_B[index(bag + 1)])
+        if start < stop and len(slot_T):
+            prefetch_row(records_NX, slot_T[index(_touch_after(touch_L, start))], columns)
+        if stop - start == 1 and touch_L[start] >= 0:
+            row = index(slot_T[index(touch_L[start])])
+            for x in range(columns):
+                out_BX[index(b), index(x)] = records_NX[row, index(x)]
+            continue
+        _pool_bag(records_NX, slot_T, touch_L[start:stop], out_BX[b])
+        if bags.mean:
+            out_BX[b] /= max(1, _real(touch_L, start, stop))
+
+
+@inlined
+def _add(goal_TX: Floats, t: int, grad_BX: Floats, b: int, share: float) -> None:
+    """Add a share of a row to another; the whole of it in the rows' own precision."""
+    if share == 1.0:
+        for x in range(grad_BX.shape[1]):
+            goal_TX[t, index(x)] += grad_BX[b, index(x)]
+    else:
+        for x in range(grad_BX.shape[1]):
+            goal_TX[t, index(x)] += grad_BX[b, index(x)] * share
 
 
 @kernel
 def spread(grad_BX: Floats, bags: Bags, grad_TX: Floats) -> None:
     """Add the gradient of each bag to the rows it was made of: what `pool` is to values."""
     touch_L, offsets_B, columns = bags.touch_L, bags.offsets_B, grad_BX.shape[1]
-    chosen = bags.last - bags.first
-    for sample in range(len(grad_BX) // chosen):
-        for field in range(chosen):
-            b, bag = index(sample * chosen + field), sample * bags.num_fields + bags.first + field
-            start, stop = index(offsets_B[index(bag)]), index(offsets_B[index(bag + 1)])
-            if start < stop:
-                prefetch_row(grad_TX, index(_touch_after(touch_L, start)), columns)
-            share = 1.0 / max(1, _real(touch_L, start, stop)) if bags.mean else 1.0
-            for i in range(start, stop):
-                if touch_L[i] < 0:
-                    continue
-                t = index(touch_L[i])
-                if share == 1.0:
-                    for x in range(columns):
-                        grad_TX[t, index(x)] += grad_BX[b, index(x)]
-                else:
-                    for x in range(columns):
-                        grad_TX[t, index(x)] += grad_BX[b, index(x)] * share
+    for b in range(len(grad_BX)):
+        bag = _bag(bags, b)
+        start, stop = index(offsets_B[index(bag)]), index(offsets_B[index(bag + 1)])
+        if start < stop:
+            prefetch_row(grad_TX, index(_touch_after(touch_L, start)), columns)
+        share = 1.0 / max(1, _real(touch_L, start, stop)) if bags.mean else 1.0
+        for i in range(start, stop):
+            if touch_L[i] >= 0:
+                _add(grad_TX, index(touch_L[i]), grad_BX, index(b), share)
 
 
 @kernel
