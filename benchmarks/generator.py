@@ -32,11 +32,12 @@ PAIRED = 20 * BATCH  # samples among which pairs of ids are counted
 Rows = npt.NDArray[np.int64]
 
 # For twins: sides (user, item, context) of the real traces' fields, and knobs of their regime.
-# AdKDD'21 does not say what its fields are: those that depend on each other share a side.
+# AdKDD'21 does not say what its fields are: those that depend on each other share a side. In Globo
+# device, system, country, region and referrer stay the same from click to click of a user.
 TWINS = {
     "criteo adkdd'21": ("uuucucuucuiiiiiiiii", Knobs(0)),
     "online retail": ("uiuui", Knobs(0, sessions=0.95, gap=0.0)),
-    "globo": ("uuicccccc", Knobs(0, sessions=0.65, drift=1.0)),
+    "globo": ("uuiuuuuuu", Knobs(0, sessions=0.65, drift=1.0)),
 }
 
 
@@ -209,8 +210,8 @@ shuffled. pairs: distinct pairs of ids of two fields over those with one of the 
 mean over all pairs of fields, 20,480 samples: 1 is unrelated. A twin is synthetic: it has the
 field sizes of the real trace above it and exponents fitted to each field's top tenth, so its
 top 10% is near by construction; its sessions and drift were set by hand, its correlation is the
-presets'. The ad presets' laws and correlation were chosen on AdKDD'21, MovieLens's by hand; none
-was compared with the data it is named after.
+presets'. The presets' laws were fitted to published facts (benchmarks/calibrate.py), their
+correlation was chosen on AdKDD'21.
 """
 
 

@@ -16,7 +16,8 @@ from torch import nn
 from embroute.data.batch import Batch
 from embroute.data.stream import batches
 from embroute.data.synthetic import PRESETS, SyntheticSource
-from embroute.data.synthetic_presets import law
+from embroute.data.synthetic_presets import FieldLaw
+from embroute.kernels.sampling import ITEM, USER
 from embroute.models.catalog import ModelOptions, make_model
 from embroute.models.samples import Samples
 
@@ -43,10 +44,10 @@ class Case:
 def source() -> SyntheticSource:
     """Criteo's 26 fields with tables of equal size: skewed, correlated ids in a fixed order."""
     preset = PRESETS["criteo-kaggle"]
-    sides = ("u", "i")
+    sides = (USER, ITEM)
     rows = [len(part) for part in np.array_split(np.arange(NUM_ROWS), NUM_TABLES)]
     laws = [
-        law(one.name, count, sides[i % 2])
+        FieldLaw(one.name, count, sides[i % 2], exponent=1.05, tail=0.15)
         for i, (one, count) in enumerate(zip(preset.fields, rows, strict=True))
     ]
     return SyntheticSource(replace(preset, fields=tuple(laws)), preset.knobs)

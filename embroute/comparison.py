@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from embroute.cost import KIND_NAMES, allreduce_cost_W, ring_share, transfer_cost_W
+from embroute.cost import KIND_NAMES, sum_cost_W, sum_share_W, transfer_cost_W
 from embroute.kernels.codes import UPDATE_PUSH
 from embroute.policy.bounds import Bound
 from embroute.simulate import Job, Outcome
@@ -58,8 +58,8 @@ def _worker_lines(outcome: Outcome) -> tuple[WorkerLine, ...]:
     all_bytes_WKI = traffic.bytes_WKIP.sum(3)
     all_bytes_WKI[:, :, UPDATE_PUSH] += outcome.drain_bytes_WK
     cost_W = transfer_cost_W(all_bytes_WKI, cluster)
-    cost_W = cost_W + allreduce_cost_W(traffic.hot_bytes, cluster)
-    ring = 2 * ring_share(cluster)
+    cost_W = cost_W + sum_cost_W(traffic.hot_bytes, cluster)
+    crossed_W = 2 * sum_share_W(cluster, traffic.hot_bytes > 0)
     lines = []
     for w, worker in enumerate(outcome.workers):
         rows = dict(zip(KIND_NAMES, map(int, rows_WI[w]), strict=True))
@@ -67,10 +67,10 @@ def _worker_lines(outcome: Outcome) -> tuple[WorkerLine, ...]:
         rows |= {"drain": int(outcome.drain_rows_W[w]), "allreduce": traffic.hot_rows}
         sizes |= {
             "drain": int(outcome.drain_bytes_WK[w].sum()),
-            "allreduce": round(ring * traffic.hot_bytes),
+            "allreduce": round(crossed_W[w] * traffic.hot_bytes),
             "samples": int(traffic.sample_bytes_W[w]),
             "plans": int(traffic.plan_bytes_W[w]),
-            "dense": round(ring * cluster.dense_bytes * outcome.steps),
+            "dense": round(crossed_W[w] * cluster.dense_bytes * outcome.steps),
         }
         host = cluster.hosts[cluster.workers[w].host].name
         samples = int(traffic.samples_W[w])

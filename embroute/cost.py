@@ -23,6 +23,7 @@ from embroute.kernels.codes import (
     UPDATE_PUSH,
     URGENT,
 )
+from embroute.kernels.rhythm import Beat, best_lead
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -31,6 +32,7 @@ FLOAT_BYTES = 4
 INDEX_BYTES = 4  # a slot, an offset or an entry of a list in a plan
 KIND_NAMES = ("miss_pull", "stale_pull", "update_push", "evict_push")
 PULLS, PUSHES = (MISS_PULL, STALE_PULL), (UPDATE_PUSH, EVICT_PUSH)
+SHORT_SUM_S = 0.02e-3  # of the shard's link that dense gradients may always take
 LEAST_PART_S = 0.25e-3  # of urgent pushes or late pulls, on the link that takes longest
 
 # Floats of optimizer state that a row of width w carries. Adam counts steps per table, not per row.
@@ -80,15 +82,49 @@ class Traffic:
         )
 
 
-def ring_share(cluster: Cluster) -> float:
-    """Times its size that an all-reduced buffer leaves, and enters, each worker's link."""
+def sums_by_shard(cluster: Cluster, with_rows: bool = False) -> bool:
+    """Whether what workers add up goes by way of the first shard, or round a ring.
+
+    By way of the shard it passes a slow link once each way, beside what others do, and not as often
+    as a ring does; but the shard's own link carries it for every worker. So that must be as fast
+    as all workers' slowest together, or take hardly any time. Gradients of rows (`with_rows`) go
+    round a ring, as the systems that replicate rows have it: by way of a shard those rows could as
+    well not be replicated. Workers of one host need no link at all.
+    """
+    if with_rows or len(set(cluster.host_W.tolist())) == 1:
+        return False
+    centre = cluster.hosts[cluster.shards[0]]
+    rate, n = min(centre.up_bytes_s, centre.down_bytes_s), cluster.num_workers
+    return bool(
+        n * cluster.bytes_s_W.min() <= rate or n * cluster.dense_bytes <= rate * SHORT_SUM_S
+    )
+
+
+def sum_share_W(cluster: Cluster, with_rows: bool) -> F64:
+    """Times its size that what is added up leaves, and enters, each worker's link."""
     n = cluster.num_workers
-    return 2 * (n - 1) / n if len(set(cluster.host_W.tolist())) > 1 else 0.0
+    if len(set(cluster.host_W.tolist())) == 1:
+        return np.zeros(n)
+    if sums_by_shard(cluster, with_rows):
+        return np.not_equal(cluster.host_W, cluster.shards[0]).astype(np.float64)
+    return np.full(n, 2 * (n - 1) / n)
 
 
-def ring_bytes(size: float, cluster: Cluster) -> float:
-    """Bytes that all workers together send to all-reduce a buffer."""
-    return cluster.num_workers * ring_share(cluster) * size
+def sum_cost_W(hot_bytes: float, cluster: Cluster) -> F64:
+    """Seconds each worker's link is busy with all-reduced rows, both directions added."""
+    up, down = link_rates(cluster)
+    return sum_share_W(cluster, with_rows=True) * hot_bytes * (1 / up + 1 / down)
+
+
+def sum_seconds(size: float, cluster: Cluster, with_rows: bool) -> float:
+    """What adding up takes at least: round a ring, or for the worker that it is worst for.
+
+    By way of a shard a worker without samples only pulls.
+    """
+    share_W = sum_share_W(cluster, with_rows)
+    if sums_by_shard(cluster, with_rows):
+        return float((share_W * size / link_rates(cluster)[1]).max())
+    return float(share_W.max() * size / cluster.bytes_s_W.min())
 
 
 def link_rates(cluster: Cluster) -> tuple[F64, F64]:
@@ -113,21 +149,10 @@ def transfer_cost_W(bytes_WKI: I64, cluster: Cluster) -> F64:
     return pull_s + push_s
 
 
-def allreduce_cost_W(hot_bytes: float, cluster: Cluster) -> F64:
-    """Seconds each worker's link is busy with all-reduced rows, both directions added."""
-    up, down = link_rates(cluster)
-    return ring_share(cluster) * hot_bytes * (1 / up + 1 / down)
-
-
-def reduce_seconds(size: float, cluster: Cluster) -> float:
-    """Time of an all-reduce: its ring is as fast as the slowest link."""
-    return float(ring_share(cluster) * size / cluster.bytes_s_W.min())
-
-
 def transmission_cost(traffic: Traffic, cluster: Cluster) -> float:
     """The papers' objective: sum over workers of row bytes over bandwidth, in seconds."""
     rows = transfer_cost_W(traffic.bytes_WKIP.sum(3), cluster)
-    return float((rows + allreduce_cost_W(traffic.hot_bytes, cluster)).sum())
+    return float((rows + sum_cost_W(traffic.hot_bytes, cluster)).sum())
 
 
 def _host_bytes(traffic: Traffic, cluster: Cluster, phases: tuple[int, ...]) -> tuple[F64, F64]:
@@ -154,55 +179,73 @@ def _control_bytes(traffic: Traffic, cluster: Cluster) -> tuple[F64, F64]:
     return up_H, down_H
 
 
-def link_bytes(traffic: Traffic, cluster: Cluster, steps: int = 1) -> tuple[F64, F64]:
-    """Bytes of a span of steps that leave and enter each host: rows, samples, plans, all-reduce.
+def _sum_bytes_H(hot_bytes: float, cluster: Cluster) -> F64:
+    """Bytes that leave, and enter, each host when workers add up dense gradients and rows.
 
-    A ring of all-reduce enters and leaves a host once, however many workers sit there.
+    A ring enters and leaves a host once, however many workers sit there.
     """
+    with_rows = hot_bytes > 0
+    moved_W = sum_share_W(cluster, with_rows) * (cluster.dense_bytes + hot_bytes)
+    moved_H = np.zeros(len(cluster.hosts))
+    if not sums_by_shard(cluster, with_rows):
+        moved_H[cluster.host_W] = moved_W
+        return moved_H
+    np.add.at(moved_H, cluster.host_W, moved_W)
+    moved_H[cluster.shards[0]] += moved_W.sum()
+    return moved_H
+
+
+def link_bytes(traffic: Traffic, cluster: Cluster, steps: int = 1) -> tuple[F64, F64]:
+    """Bytes of a span of steps that leave and enter each host: rows, samples, plans, sums."""
     up_H, down_H = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
     control_up, control_down = _control_bytes(traffic, cluster)
-    reduced = ring_share(cluster) * (traffic.hot_bytes + steps * cluster.dense_bytes)
-    ring_H = np.zeros(len(cluster.hosts))
-    ring_H[cluster.host_W] = reduced
-    return up_H + control_up + ring_H, down_H + control_down + ring_H
+    sum_H = steps * _sum_bytes_H(traffic.hot_bytes / steps, cluster)
+    return up_H + control_up + sum_H, down_H + control_down + sum_H
 
 
 @dataclass(frozen=True)
 class StepTime:
     """A step's time and where each worker spends it, in seconds. Axis W: workers.
 
-    `first_W`, `last_W`: of what is urgent the first part, of what is late the last.
+    `first_W`, `last_W`: of what is urgent the first part, of what is late the last. `lead_s`: how
+    long before the last part of everybody's pushes the first one is there.
     """
 
     total_s: float
     compute_W: F64
     early_W: F64
     urgent_W: F64
-    late_W: F64
     first_W: F64
+    late_W: F64
     last_W: F64
-    allreduce_s: float
+    lead_s: float
+    allreduce_s: float  # round a ring
     shard_s: float  # the busiest shard link, which no schedule can beat
 
     @property
     def start_W(self) -> F64:
-        """When each worker begins to push what others wait for."""
+        """From the last late pull to the first urgent push."""
         return np.maximum(self.compute_W, self.early_W)
 
     @property
-    def whole_s(self) -> float:
-        """Until the last part has come, if it is the pushes that everybody waits for."""
-        return float((self.start_W + self.urgent_W).max() + self.last_W.max())
+    def pulling_W(self) -> F64:
+        """What late pulls take that pushes of others do not cover."""
+        return np.maximum(self.last_W, self.late_W - self.lead_s)
 
     @property
-    def streamed_s(self) -> float:
-        """The same if it is the pulls, which follow the first part. Alike if there is one part."""
-        return float((self.start_W + self.first_W).max() + self.late_W.max())
+    def pushing_W(self) -> F64:
+        """Until all pushes, or everybody's first part and the lead, are through."""
+        return np.maximum(self.urgent_W, self.first_W + self.lead_s)
+
+    @property
+    def turn_W(self) -> F64:
+        """What each worker takes for its pulls, its compute and its pushes."""
+        return self.pulling_W + self.start_W + self.pushing_W
 
     @property
     def rest_s(self) -> float:
         """The step without the shards' links."""
-        return max(self.whole_s, self.streamed_s) + self.allreduce_s
+        return float(self.turn_W.max()) + self.allreduce_s
 
 
 def _link_seconds(up_H: F64, down_H: F64, cluster: Cluster) -> F64:
@@ -227,12 +270,34 @@ def streamed(traffic: Traffic, cluster: Cluster) -> Traffic:
     return replace(traffic, parts=parts)
 
 
+def _sum_seconds_W(traffic: Traffic, cluster: Cluster) -> tuple[F64, F64]:
+    """Time of a sum by way of a shard on each worker's link, up and down.
+
+    Whoever has no samples has nothing to add.
+    """
+    share_W = sum_share_W(cluster, traffic.hot_bytes > 0)
+    moved_W = share_W * (cluster.dense_bytes + traffic.hot_bytes)
+    up_W, down_W = link_rates(cluster)
+    return moved_W / up_W * (traffic.samples_W > 0), moved_W / down_W
+
+
+def _shard_seconds(traffic: Traffic, cluster: Cluster, by_shard: bool) -> float:
+    """Time of the busiest shard link."""
+    up_H, down_H = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
+    control_up, control_down = _control_bytes(traffic, cluster)
+    sum_H = _sum_bytes_H(traffic.hot_bytes, cluster) if by_shard else 0.0
+    busy_H = _link_seconds(up_H + control_up + sum_H, down_H + control_down + sum_H, cluster)
+    return float(busy_H[list(cluster.shards)].max())
+
+
 def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
     """What a person waits for:
 
-    max_j(max(compute_j, early_j) + urgent_j) + max_j late_j + all-reduce, and never less than the
-    busiest shard link. Lazy pushes, samples and plans travel beside compute, with the early ones.
-    In several parts, pulls of one run beside pushes of the next: the longer of both, and a part.
+    max_j(late_j + max(compute_j, early_j) + urgent_j) + ring, and never less than the busiest shard
+    link. A worker waits for everybody's urgent pushes, and then for its own late pulls only. Sums
+    of dense gradients by way of a shard are pushed and pulled like rows, before them. Lazy pushes,
+    samples and plans travel beside compute, with the early ones. In several parts, pulls of one
+    run beside pushes of the next (`kernels/rhythm.py`).
     """
     early_up, early_down = _host_bytes(traffic, cluster, (EARLY, LAZY))
     control_up, control_down = _control_bytes(traffic, cluster)
@@ -243,12 +308,24 @@ def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
         for up_H, down_H in (urgent, late)
         for parts in (1, traffic.parts)
     ]
-    every_phase = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
-    all_up, all_down = every_phase[0] + control_up, every_phase[1] + control_down
-    shard_s = float(_link_seconds(all_up, all_down, cluster)[list(cluster.shards)].max())
     early_W, urgent_W, first_W, late_W, last_W = (t[cluster.host_W] for t in (early_H, *hurried))
+    by_shard, ring_s = sums_by_shard(cluster, traffic.hot_bytes > 0), 0.0
+    sum_up_W, sum_down_W = np.zeros_like(late_W), np.zeros_like(late_W)
+    if by_shard:
+        sum_up_W, sum_down_W = _sum_seconds_W(traffic, cluster)
+    else:
+        size = cluster.dense_bytes + traffic.hot_bytes
+        ring_s = sum_seconds(size, cluster, traffic.hot_bytes > 0)
     compute_W = traffic.samples_W * cluster.compute_s_W
-    allreduce_s = reduce_seconds(cluster.dense_bytes + traffic.hot_bytes, cluster)
-    took = (compute_W, early_W, urgent_W, late_W, first_W, last_W, allreduce_s, shard_s)
-    rest_s = StepTime(0.0, *took).rest_s
-    return StepTime(max(rest_s, shard_s), *took)
+    beat = Beat(
+        np.maximum(compute_W, early_W),
+        urgent_W + sum_up_W,
+        first_W + sum_up_W,
+        late_W + sum_down_W,
+        last_W,
+    )
+    lead_s = best_lead(beat) if traffic.parts > 1 else 0.0
+    shard_s = _shard_seconds(traffic, cluster, by_shard)
+    spent = (compute_W, early_W, *beat[1:], lead_s, ring_s, shard_s)
+    time = StepTime(0.0, *spent)
+    return replace(time, total_s=max(time.rest_s, time.shard_s))

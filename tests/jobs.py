@@ -273,7 +273,7 @@ def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
     last = cluster.hosts[-1]
     slow = replace(last, up_bytes_s=last.up_bytes_s / 10, down_bytes_s=last.down_bytes_s / 10)
     settings["network"] = replace(cluster, hosts=(*cluster.hosts[:-1], slow))
-    settings["compute_ms_per_sample"] = 3e-4
+    settings["compute_ms_per_sample"] = 1e-3
     return settings
 
 

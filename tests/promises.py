@@ -18,7 +18,7 @@ from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.job import Settings
 from embroute.runtime.tensor_feed import Layer, TensorFeed
-from tests.jobs import BATCH, SIZES, WIDTHS, Batch, Result, lookups, size_of
+from tests.jobs import BATCH, SIZES, WIDTHS, Batch, Result, lookups, new_model, size_of
 
 I64 = npt.NDArray[np.int64]
 ITEM_BYTES = 8  # the jobs are in doubles, the simulator prices floats
@@ -45,10 +45,12 @@ class Promise(NamedTuple):
 
 
 def _cluster(settings: Settings, topology: tuple[int, int]) -> Cluster:
-    """The network that a job is told, or the one it supposes."""
+    """The network that a job is told, or the one it supposes; the dense part is the model's."""
     told = settings.get("network", uniform(*topology))
     assert isinstance(told, Cluster)
-    return replace(told, compute_s_per_sample=settings.get("compute_ms_per_sample", 0.0) / 1e3)
+    compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3 or told.compute_s_per_sample
+    dense_bytes = sum(p.numel() * ITEM_BYTES for p in new_model().top.parameters())
+    return replace(told, compute_s_per_sample=compute_s, dense_bytes=dense_bytes)
 
 
 def promise(

@@ -13,15 +13,11 @@ import pytest
 
 from embroute.cluster import open_cluster
 from embroute.config import Size
+from embroute.cost import step_time
 from embroute.data.open import open_source
-from embroute.data.stream import batches
-from embroute.data.window import Horizon
 from embroute.kernels.anneal import put, refit
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
 from embroute.kernels.foretell import (
-    COLD,
-    KNOWN,
-    NEAR,
     PULL,
     PUSH,
     Crowds,
@@ -34,10 +30,10 @@ from embroute.kernels.shares import Grown, shortest
 from embroute.kernels.uses import Nodes, total
 from embroute.policy.catalog import make_policy
 from embroute.policy.dispatch import crew, sharing
-from embroute.policy.dispatch.forecast import until_full
 from embroute.policy.dispatch.search import Search, paced
-from embroute.policy.parts import View
-from embroute.policy.plans import start
+from embroute.policy.parts import Dealing, Rehearsal, View, Way
+from embroute.policy.plan import traffic
+from embroute.policy.plans import plans, rehearsed, start
 from embroute.policy.quotas import within
 from embroute.policy.setup import Setup
 from embroute.simulate import Job, measure_named, simulate
@@ -86,11 +82,10 @@ def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F
 
 
 def told(nodes: Nodes, deal: Deal, record: F64, room: I64, homes: int = 1) -> tuple[F64, Crowds]:
-    """Bytes of first and of later uses together, and what a cache of this room crowds out."""
+    """Bytes of all uses, with what a cache of this room crowds out."""
     found = foretell(nodes, deal, record, room, homes)
-    bytes_THWDP = found.bytes_CTHWDP.sum(0)
-    crowd_out(bytes_THWDP, found.crowds, record[VALUE_STATE], room)
-    return bytes_THWDP, found.crowds
+    crowd_out(found.bytes_THWDP, found.crowds, record[VALUE_STATE], room)
+    return found.bytes_THWDP, found.crowds
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -109,7 +104,7 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
     touched_NW = touched(node_L, np.arange(len(node_L) + 1), worker_S, count, workers)
     record = np.array([[4.0], [12.0], [5.0], [12.0]])
     room = np.full((workers, 1), 10**6)
-    deal = Deal(touched_NW, np.arange(batches + 1) * rows, before < 0)
+    deal = Deal(touched_NW, np.arange(batches + 1) * rows)
     found, crowds = told(nodes, deal, record, room)
     sets = [set(used.tolist()) for used in lookups]
     batch = [n // rows for n in range(count)]
@@ -120,7 +115,7 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
 def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
     before = np.array([-1, -1, -1, 0], np.int32)
     nodes = Nodes(before, np.full(4, -1, np.int32), np.zeros(4, np.uint8), np.zeros(4, np.float32))
-    deal = Deal(np.ones((4, 1), np.uint8), np.array([0, 1, 3, 4]), before < 0)
+    deal = Deal(np.ones((4, 1), np.uint8), np.array([0, 1, 3, 4]))
     record = np.array([[4.0]] * 4)
     roomy, tight = (told(nodes, deal, record, np.array([[slots]]))[0][:, 0] for slots in (4, 2))
     assert roomy[2].sum() == 0
@@ -135,41 +130,11 @@ def test_rows_move_between_steps_that_do_not_fit_at_once(slots: int, waiting: in
     before = np.array([-1, -1, -1, -1, 3, -1, -1, -1], np.int32)
     home = np.array([0, 0, 0, 0, 0, 0, 4, 4], np.uint8)
     nodes = Nodes(before, np.full(8, -1, np.int32), home, np.zeros(8, np.float32))
-    deal = Deal(np.ones((8, 1), np.uint8), np.array([0, 4, 8]), before < 0)
+    deal = Deal(np.ones((8, 1), np.uint8), np.array([0, 4, 8]))
     found, _ = told(nodes, deal, np.full((4, 1), 8.0), np.array([[slots]]), 2)
     pulls_P = found[1, :, 0, PULL].sum(0)
     assert pulls_P[LATE] == pytest.approx(8.0 * waiting)
     assert pulls_P.sum() == pytest.approx(8.0 * 3)
-
-
-def test_uses_are_told_apart_by_the_one_before() -> None:
-    """Two rows at two workers in turn: new, then of the step before, then of the step before it."""
-    before = np.array([-1, -1, 0, 1, 2], np.int32)
-    kind = np.array([1, 0, 2, 0, 0], np.uint8)
-    nodes = Nodes(before, np.full(5, -1, np.int32), kind, np.zeros(5, np.float32))
-    touched_NW = np.array([[1, 0], [1, 0], [0, 1], [0, 1], [0, 1]], np.uint8)
-    deal = Deal(touched_NW, np.array([0, 2, 3, 5]), before < 0)
-    found = foretell(nodes, deal, np.ones((4, 1)), np.array([[9], [9]]), 1).bytes_CTHWDP
-    assert found.sum((2, 3, 4, 5)).tolist() == [[2, 0, 0], [0, 0, 2], [0, 2, 0]]
-    assert found[NEAR, 1, 0, 0, PUSH, URGENT] == found[NEAR, 1, 0, 1, PULL, LATE] == 1
-
-
-@pytest.mark.parametrize("network", ["colo-2", "colo-8"])
-def test_first_uses_become_as_few_as_foretold(network: str) -> None:
-    """By the first ten batches, how many of a batch's rows will be new."""
-    setup = Setup(KAGGLE.schema, open_cluster(network), 64, 256, cache=Size(0.3, "share"))
-    state, horizon = start(make_policy("embroute"), setup), Horizon(setup.schema.num_rows, 9)
-    new, seen = [], set[int]()
-    for number, batch in enumerate(itertools.islice(batches(KAGGLE, 256), 36)):
-        rows = set(batch.rows[batch.rows >= 0].tolist())
-        new.append(len(rows - seen))
-        seen |= rows
-        if number < 10:
-            horizon.push(batch)
-    then_TC = until_full(horizon.pop(), state)
-    assert then_TC[5:, COLD] * new[5:10] == pytest.approx(np.mean(new[28:]), rel=0.1)
-    assert (then_TC[5:, KNOWN] > 1).all()
-    assert (then_TC[:, NEAR] == 1).all()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 8])
@@ -181,7 +146,7 @@ def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
     start[:, 0] = urgent[:, 0] = late[:, 0] = 0
     late *= 0.7
     least, most = np.array([1, 0, 0]), np.array([12, 6, 12])
-    grown = Grown(start + urgent, start + urgent / parts, late, 1 / parts)
+    grown = Grown(start, urgent, urgent / parts, late, late / parts)
     quota = shortest(grown, least, most)
     everyone = np.arange(workers)
     assert quota.sum() >= batch
@@ -190,8 +155,11 @@ def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
 
     def step(given: I64) -> float:
         begin, push, pull = (times[everyone, given] for times in (start, urgent, late))
-        whole = (begin + push).max() + pull.max() / parts
-        return float(max(whole, (begin + push / parts).max() + pull.max()))
+        turns = (
+            begin + np.maximum(pull / parts, pull - lead) + np.maximum(push, push / parts + lead)
+            for lead in np.linspace(0, pull.max(), 200)
+        )
+        return float(min(turn.max() for turn in turns))
 
     best = min(
         step(np.array(given))
@@ -239,8 +207,48 @@ def test_where_much_is_computed_everybody_works() -> None:
     assert taken.min() > 50
 
 
+def test_a_run_begins_with_the_crew_that_did_best_in_its_rehearsal() -> None:
+    """Each crew on the first batches; those that compute too long, or fall far behind, not to the
+    end."""
+    given = job("edge-4", 0.01)
+    stream, tried = list(given.batches())[: crew.REHEARSED], []
+    rehearsal = make_policy("embroute(effort=300)").dispatch.rehearsal
+    assert rehearsal is not None
+    ways = rehearsal.ways(given.setup, 256)
+    assert [way.least_s for way in ways] == pytest.approx([6.4e-4, 2.56e-3 / 3, 1.28e-3, 2.56e-3])
+
+    def watched(way: Way) -> Way:
+        def choose(view: View) -> Dealing:
+            tried.append((ways.index(way), view.window.step))
+            return way.trial.choose(view)
+
+        return way._replace(trial=replace(way.trial, choose=choose))
+
+    watching = Rehearsal(crew.REHEARSED, lambda setup, samples: [watched(way) for way in ways])
+    policy = make_policy("embroute(effort=300)")
+    chosen = rehearsed(policy, watching, stream, given.setup).dispatch
+    times = [
+        np.mean(
+            [
+                step_time(traffic(step.plan, given.setup), given.setup.cluster).total_s
+                for step in list(
+                    plans(
+                        replace(policy, dispatch=way.trial),
+                        iter(stream),
+                        start(policy, given.setup),
+                    )
+                )[20:]
+            ]
+        )
+        for way in ways
+    ]
+    assert chosen is ways[int(np.argmin(times))].dispatch
+    assert (0, 39) in tried
+    assert (3, 0) not in tried  # one worker computes for longer than two take
+
+
 def test_crews_that_compute_too_long_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first step, whose time nobody knows before it."""
+    """After the first step, at which the crew that was chosen deals its window."""
     steps, dealt = [], crew._try
 
     def spied(view: View, *given: object, **named: object) -> object:

@@ -6,20 +6,15 @@ first sample to worker 0 and the second to worker 1, `robin` as well.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 
 from embroute.cluster import Cluster, Host, Worker
 from embroute.config import Size
-from embroute.cost import Traffic, step_time, transmission_cost
 from embroute.data.batch import PADDING
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.window import Horizon
-from embroute.kernels import codes
 from embroute.kernels.caches import find
-from embroute.kernels.transfers import StepRows, Transfers, empty_counts
+from embroute.kernels.transfers import StepRows, Transfers
 from embroute.policy.catalog import make_policy
 from embroute.policy.dispatch.esd import cost_matrix, hybrid
 from embroute.policy.parts import View
@@ -317,70 +312,3 @@ def test_quotas_go_by_share_then_largest_fraction() -> None:
     assert setup.quotas(5).tolist() == [2, 2, 1]
     idle = Setup(schema, star(3), shares=(1.0, 0.0, 1.0))
     assert idle.quotas(5).tolist() == [3, 0, 2]
-
-
-def two_worker_star(shard_bytes_s: float) -> Cluster:
-    """Worker 0: 10 bytes/s up, 20 down. Worker 1: 5 both ways, 1 s latency. 0.5 s a sample."""
-    hosts = (
-        Host("shard", shard_bytes_s, shard_bytes_s),
-        Host("w0", 10.0, 20.0),
-        Host("w1", 5.0, 5.0, 1.0),
-    )
-    return Cluster(hosts, (Worker(1), Worker(2)), (0,), compute_s_per_sample=0.5, dense_bytes=40.0)
-
-
-def priced() -> Traffic:
-    """Worker 0 pulls 40 bytes early and pushes 20 urgently; worker 1 pulls 10 late and pushes 15
-    lazily; 8 bytes are all-reduced; 12 bytes of samples and plans go to worker 0, 6 to worker 1,
-    4 to the shard."""
-    bytes_WKIP = empty_counts(2, 1)
-    bytes_WKIP[0, 0, codes.MISS_PULL, codes.EARLY] = 40
-    bytes_WKIP[0, 0, codes.UPDATE_PUSH, codes.URGENT] = 20
-    bytes_WKIP[1, 0, codes.STALE_PULL, codes.LATE] = 10
-    bytes_WKIP[1, 0, codes.EVICT_PUSH, codes.LAZY] = 15
-    samples, sample_bytes, lists = np.array([4, 2]), np.array([10, 5]), np.array([2, 1])
-    return Traffic(
-        np.sign(bytes_WKIP), bytes_WKIP, samples, sample_bytes, lists, np.array([4]), 1, 8
-    )
-
-
-def test_transmission_cost() -> None:
-    """Worker 0: 40/20 + 20/10 = 4. Worker 1: 10/5 + 15/5 = 5. All-reduced: 2(n-1)/n = 1 times 8
-    bytes out and in: 8/10 + 8/20 = 1.2 and 8/5 + 8/5 = 3.2. Together 13.4."""
-    assert transmission_cost(priced(), two_worker_star(100.0)) == pytest.approx(13.4)
-
-
-def test_step_time() -> None:
-    time = step_time(priced(), two_worker_star(100.0))
-    # Four samples and two.
-    assert time.compute_W.tolist() == [2.0, 1.0]
-    # Worker 0: (40 + 12)/20 down. Worker 1: the longer of 15/5 up and 6/5 down, and its latency.
-    assert time.early_W.tolist() == pytest.approx([2.6, 4.0])
-    assert time.urgent_W.tolist() == pytest.approx([2.0, 0.0])
-    assert time.late_W.tolist() == pytest.approx([0.0, 3.0])
-    # (40 dense + 8 hot) bytes, once, over the slowest link.
-    assert time.allreduce_s == pytest.approx(48 / 5)
-    # Out of the shard's host: pulls 40 + 10 and the workers' lists 12 + 6; its own 4 stay inside.
-    assert time.shard_s == pytest.approx(0.68)
-    # max(max(2, 2.6) + 2, max(1, 4) + 0) + 3 + 9.6
-    assert time.total_s == pytest.approx(4.6 + 3.0 + 9.6)
-
-
-def test_step_time_is_at_least_the_busiest_shard_link() -> None:
-    assert step_time(priced(), two_worker_star(1.0)).total_s == pytest.approx(68.0)
-
-
-def test_ranks_of_one_host_use_no_link() -> None:
-    """The shard beside worker 0: its rows cost nothing, and only worker 1's lists leave."""
-    apart = two_worker_star(100.0)
-    beside = replace(apart, shards=(1,), coordinator=1)
-    # Worker 1 as before, 5, and the all-reduce, 4.4.
-    assert transmission_cost(priced(), beside) == pytest.approx(9.4)
-    # Host 1 now carries worker 1's late 10 bytes up at 10 bytes/s, and 6 bytes of lists early.
-    time = step_time(priced(), beside)
-    assert time.urgent_W.tolist() == [0.0, 0.0]
-    assert time.early_W.tolist() == pytest.approx([max(6 / 10, 15 / 20), 4.0])
-    assert time.late_W.tolist() == pytest.approx([1.0, 3.0])
-    alone = replace(apart, workers=(Worker(1), Worker(1)), shards=(1,), coordinator=1)
-    assert transmission_cost(priced(), alone) == 0
-    assert step_time(priced(), alone).total_s == 2.0

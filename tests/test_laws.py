@@ -18,6 +18,7 @@ from embroute.policy.catalog import SYSTEMS, make_policy
 from embroute.policy.decide import advance, plan_step
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan, drain, traffic
+from embroute.policy.plans import rehearsed
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
 from tests.jobs import slow_shards
@@ -216,6 +217,9 @@ def test_planning_changes_nothing_and_repeats(name: str, workload: Workload) -> 
     workload = trainable(policy, workload).with_cache(Size(1.0, "share"))
     one, other = workload.start(policy), workload.start(policy)
     replayed = workload.plans(policy, other)
+    if policy.dispatch.rehearsal is not None:  # which `plans` does before the first step
+        batches = list(workload.batches)
+        policy = rehearsed(policy, policy.dispatch.rehearsal, batches, workload.setup)
     for window in workload.windows(policy, one):
         before = snapshot(one)
         plan = plan_step(policy, window, one)

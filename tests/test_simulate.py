@@ -210,15 +210,24 @@ def by_hand(step: StepReport, cluster: Cluster) -> float:
     early = Links(cluster).rows(moved, (EARLY, LAZY)).control(moved)
     urgent, late = (Links(cluster).rows(moved, (phase,)) for phase in (URGENT, LATE))
     everything = Links(cluster).rows(moved, (EARLY, URGENT, LATE, LAZY)).control(moved)
-    first, last, slowest = 0.0, 0.0, np.inf
+    star = (
+        n * min(h.up_bytes_s for h in cluster.hosts) <= cluster.hosts[cluster.shards[0]].up_bytes_s
+    )
+    star = star and not moved.hot_bytes
+    turn, slowest = 0.0, np.inf
     for w, worker in enumerate(cluster.workers):
         host = cluster.hosts[worker.host]
         compute = int(moved.samples_W[w]) * cluster.compute_s_per_sample * worker.slowness
         busy = max(compute, early.seconds(worker.host)) + urgent.seconds(worker.host)
-        first, last = max(first, busy), max(last, late.seconds(worker.host))
+        if star:
+            busy += cluster.dense_bytes * (1 / host.up_bytes_s + 1 / host.down_bytes_s)
+            everything.send(worker.host, cluster.shards[0], cluster.dense_bytes)
+            everything.send(cluster.shards[0], worker.host, cluster.dense_bytes)
+        turn = max(turn, busy + late.seconds(worker.host))
         slowest = min(slowest, host.up_bytes_s, host.down_bytes_s)
-    allreduce = 2 * (n - 1) / n * (cluster.dense_bytes + moved.hot_bytes) / slowest
-    return max(first + last + allreduce, *(everything.seconds(k) for k in cluster.shards))
+    ring = 2 * (n - 1) / n * (cluster.dense_bytes + moved.hot_bytes) / slowest
+    allreduce = 0.0 if star else ring
+    return max(turn + allreduce, *(everything.seconds(k) for k in cluster.shards))
 
 
 @pytest.mark.parametrize("name", ["vanilla", "het(2)", "esd(1)", "bagpipe(3)", "fae"])

@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from embroute.config import parse_call
 from embroute.data.batch import Batch, concat
 from embroute.data.planted import expected_auc, fitted
-from embroute.data.synthetic import CHUNK_SAMPLES, PRESETS, SyntheticSource, coprime, open_preset
-from embroute.kernels.sampling import mixed, planted_scores, power_law_rank, shuffled
+from embroute.data.synthetic import (
+    CHUNK_SAMPLES,
+    PRESETS,
+    SyntheticSource,
+    _law,
+    coprime,
+    open_preset,
+)
+from embroute.data.synthetic_presets import FieldLaw
+from embroute.kernels.sampling import CONTEXT, mixed, planted_scores, power_law_rank, shuffled
 
 Rows = npt.NDArray[np.int64]
 
@@ -41,7 +49,7 @@ def column(batch: Batch, preset: str, name: str) -> Rows:
         ("criteo-kaggle", 26, 33_762_577, 13, 45_840_617),
         ("avazu", 22, 9_449_445, 0, 40_428_967),
         ("movielens-25m", 2, 162_541 + 59_047, 0, 25_000_095),
-        ("criteo-search", 17, 14_860_000, 2, 15_995_634),
+        ("criteo-search", 17, 16_205_514, 2, 15_995_634),
     ],
 )
 def test_published_sizes(
@@ -111,11 +119,11 @@ def field_information(correlation: float, left: str, right: str) -> float:
 
 
 def test_correlation_ties_fields_of_one_side() -> None:
-    items = ("site_category", "C19")
+    items = ("C21", "C19")
     found = [field_information(correlation, *items) for correlation in (0.0, 0.5, 1.0)]
     assert found[0] < 0.05 < found[1] < found[2]
-    assert field_information(1.0, "site_category", "device_type") < 0.05
-    assert field_information(1.0, "site_category", "banner_pos") < 0.05
+    assert field_information(1.0, "C19", "device_type") < 0.05
+    assert field_information(1.0, "C19", "banner_pos") < 0.05
 
 
 def test_correlation_keeps_the_skew() -> None:
@@ -206,15 +214,59 @@ def test_fitted_reaches_its_targets_on_the_pilot() -> None:
     assert abs(model.logit(batch).std() - 2.0) < 0.2
 
 
-@given(st.floats(0, 1, exclude_max=True), st.integers(1, 10**7), st.floats(0.2, 2.5))
-def test_power_law_rank_twin(place: float, num_rows: int, exponent: float) -> None:
-    flat = 1 - exponent if abs(exponent - 1) > 1e-6 else 1e-6
-    law = np.array([(num_rows + 1.0) ** flat - 1, 1 / flat, 0.0])
-    twin = (1 + place * law[0]) ** law[1]
-    rank = power_law_rank(place, False, num_rows, law)
-    assert 0 <= rank < num_rows
-    assert abs(rank + 1 - min(twin, num_rows)) <= 1.0
-    assert power_law_rank(place, True, num_rows, law) == int(place * num_rows)
+def shares(law: FieldLaw) -> npt.NDArray[np.float64]:
+    """Share of the look-ups of every rank, by summing the law's weights."""
+    first = 1 if law.top else 0
+    bounds = np.arange(law.num_rows - first + 1) + 1 + law.offset
+    weight = np.diff(bounds ** (1 - law.exponent))
+    power = (1 - law.top - law.tail) * weight / weight.sum()
+    return np.append([law.top] * first, power) + law.tail / law.num_rows
+
+
+@given(
+    st.floats(0, 1, exclude_max=True),
+    st.integers(2, 10**5),
+    st.floats(0.2, 5).filter(lambda exponent: abs(exponent - 1) > 1e-3),
+    st.floats(-0.9, 1e4),
+    st.sampled_from((0.0, 0.4)),
+)
+def test_power_law_rank_twin(
+    place: float, num_rows: int, exponent: float, offset: float, top: float
+) -> None:
+    law = FieldLaw("twin", num_rows, CONTEXT, exponent, 0.1, offset, top)
+    constants = np.array(_law(law, 1.0))
+    rank = power_law_rank(place, False, num_rows, constants)
+    below = np.append(0.0, np.cumsum(shares(replace(law, tail=0.0, top=top / 0.9))))
+    assert below[rank] - 1e-6 <= place <= below[rank + 1] + 1e-6
+    assert power_law_rank(place, True, num_rows, constants) == int(place * num_rows)
+
+
+@pytest.mark.parametrize("correlation", [0, 1])
+@pytest.mark.parametrize("field", ["C3", "C7", "C10", "C12", "C19", "C26"])
+def test_marginals_are_the_law_whatever_fields_share(field: str, correlation: int) -> None:
+    name = "criteo-kaggle"
+    batch = first(f"{name}(correlation={correlation}, sessions=0)", 4 * CHUNK_SAMPLES)
+    found = np.sort(np.unique(column(batch, name, field), return_counts=True)[1])[::-1]
+    law = next(law for law in PRESETS[name].fields if law.name == field)
+    expected = np.sort(shares(law))[::-1]
+    distinct = -np.expm1(-expected * len(batch)).sum()
+    assert abs(len(found) / distinct - 1) < 0.03
+    for ids in (1, 10, 1000):
+        assert abs(found[:ids].sum() / len(batch) - expected[:ids].sum()) < 0.02
+
+
+def test_a_top_stays_while_items_drift() -> None:
+    early, late = first("criteo-kaggle(drift=20)", 2 * CHUNK_SAMPLES).rows.reshape(2, -1, 26)
+    for number, stays in ((18, True), (17, False)):  # C19 has a missing value, C18 none
+        hot = [np.bincount(half[:, number]).argmax() for half in (early, late)]
+        assert (hot[0] == hot[1]) == stays
+
+
+def test_hours_come_one_after_the_other() -> None:
+    source = open_preset(parse_call("avazu(samples=400000)"))
+    hours = [source.chunk(number).rows.reshape(-1, 22)[:, 0] for number in range(12)]
+    changes = np.diff(np.concatenate(hours)) != 0
+    assert changes.sum() == 12 * CHUNK_SAMPLES * 240 // 40_428_967
 
 
 @given(st.integers(1, 20), st.integers(0, 19))

@@ -38,7 +38,7 @@ from embroute.commands.data_options import data_options
 from embroute.commands.job_options import output_file, tell_compiling
 from embroute.commands.results import scaled
 from embroute.config import parse_int, parse_size
-from embroute.cost import OPTIMIZERS, ring_bytes
+from embroute.cost import OPTIMIZERS, sum_share_W
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions, open_source
 from embroute.kernels.codes import VALUE_STATE
@@ -127,9 +127,10 @@ def _table(advices: list[Advice], setup: Setup) -> Table:
 def _megabytes(found: Outcome) -> tuple[float, float]:
     """Of a step: rows between workers and shards, and samples, plans and dense gradients."""
     traffic, cluster = found.traffic, found.setup.cluster
-    rows = traffic.bytes_WKIP.sum() + ring_bytes(traffic.hot_bytes, cluster)
+    shares = [sum_share_W(cluster, with_rows).sum() for with_rows in (True, False)]
+    rows = traffic.bytes_WKIP.sum() + shares[0] * traffic.hot_bytes
     other = traffic.sample_bytes_W.sum() + traffic.plan_bytes_W.sum()
-    dense = ring_bytes(cluster.dense_bytes, cluster)
+    dense = shares[1] * cluster.dense_bytes
     return float(rows / found.steps / 1e6), float((other / found.steps + dense) / 1e6)
 
 

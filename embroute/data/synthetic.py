@@ -1,11 +1,12 @@
 """Synthetic click logs with the field sizes of published ones: `criteo-kaggle(samples=200000)`.
 
 A sample has a user and an item, each a place in [0, 1), cut into equal groups. A field describes
-the user, the item or the context; its rank follows a power law, for a share `correlation` of the
-look-ups at the place of the user or item, with groups in another order for every field: so a
-popular brand has its categories, and two fields tell about each other as far as groups do. A share
-`sessions` of the samples comes from a user seen shortly before, and `drift` turnovers of the items'
-popular ids happen per million samples.
+the user, the item, the context or the time. Its rank follows a power law fitted to facts about the
+published data (benchmarks/calibrate.py), for a share `correlation` of the look-ups at the place of
+the user or item, with groups in another order for every field: so a popular brand has its
+categories, and two fields tell about each other as far as groups do. A share `sessions` of the
+samples comes from a user seen shortly before, and `drift` turnovers of the items' popular ids
+happen per million samples.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from embroute.data.batch import Batch, one_hot
 from embroute.data.planted import Planted, expected_auc, fitted
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.synthetic_presets import PRESETS, FieldLaw, Knobs, Preset
-from embroute.kernels.sampling import ITEM, USER, draw_rows
+from embroute.kernels.sampling import CONTEXT, ITEM, USER, draw_rows
 
 __all__ = ["PRESETS", "Knobs", "Preset", "SyntheticSource", "open_preset"]
 
@@ -74,7 +75,7 @@ class SyntheticSource:
         random = np.random.default_rng([self.knobs.seed, PILOT])
         laws, num_dense = self.preset.fields, len(self.preset.dense)
         raw = Planted(
-            side=np.array([law.side for law in laws], np.int64),
+            side=np.array([min(law.side, CONTEXT) for law in laws], np.int64),
             # Large tables weigh less: an effect seen once cannot be learnt.
             weight=np.array([1 / (1 + np.log10(law.num_rows)) for law in laws]),
             dense_weight=random.standard_normal(num_dense, np.float32),
@@ -99,8 +100,7 @@ class SyntheticSource:
         bits = random.integers(2**64, size=shape, dtype=np.uint64)
         places = random.random((CHUNK_SAMPLES, 2))
         parent = _parents(random, knobs.sessions, knobs.gap)
-        rate = knobs.drift / 1e6
-        mixing = (knobs.groups, knobs.correlation, rate * start, rate)
+        mixing = (knobs.groups, knobs.correlation, start, knobs.drift / 1e6)
         rows = np.empty(shape, np.int64)
         draw_rows(bits, places, parent, self._laws, mixing, rows)
         return one_hot(rows, self._dense(random, (places * knobs.groups).astype(np.int64)))
@@ -128,16 +128,28 @@ class SyntheticSource:
             multiplier, jump = coprime(law.num_rows, 0.618), coprime(law.num_rows, 0.382)
             laws.append(_law(law, self.knobs.skew))
             shuffle = coprime(self.knobs.groups, (number + 1) * 0.618 % 1)
-            sizes.append((law.num_rows, law.side, first_rows[number], multiplier, jump, shuffle))
+            # A clock passes its rows once while as many samples pass as the published log has.
+            period = max(1, -(-self.preset.knobs.samples // law.num_rows))
+            place = (law.num_rows, law.side, first_rows[number])
+            sizes.append((*place, multiplier, jump, shuffle, period))
         return np.array(laws, np.float64), np.array(sizes, np.int64)
 
 
-def _law(law: FieldLaw, skew: float) -> tuple[float, float, float]:
-    """Inverse of a bounded Pareto distribution on [1, num_rows + 1)."""
+def _law(law: FieldLaw, skew: float) -> tuple[float, ...]:
+    """Inverse of a bounded Pareto distribution on the places of the ranks, as the kernel reads it.
+
+    Rank r lies from r + 1 + offset on. A top is a rank by itself, and the others follow it.
+    """
     exponent = law.exponent * skew
     # At 1 the formula is 0/0; this near to it the ranks are the same.
     flat = 1.0 - exponent if abs(exponent - 1.0) > 1e-6 else 1e-6
-    return (law.num_rows + 1.0) ** flat - 1.0, 1.0 / flat, law.tail
+    top = law.top * min(skew, 1.0) if law.num_rows > 1 else 0.0
+    first = 1.0 if top else 0.0
+    start = (1.0 + law.offset) ** flat
+    reach = (law.num_rows + 1.0 - first + law.offset) ** flat - start
+    # Of the look-ups that are not even, a part goes to the top.
+    top_share = top / (1.0 - law.tail) if top else 0.0
+    return start, reach, 1.0 / flat, 1.0 + law.offset - first, top_share, law.tail
 
 
 def coprime(number: int, share: float) -> int:

@@ -1,8 +1,7 @@
 """What the batches of a window will move if they are dealt as they are now.
 
 Axes: N rows of the window's batches one after the other, L look-ups, S samples, T batches,
-W workers, A arenas, D directions (pull, push), P phases, X kinds of record, H homes of rows,
-C when rows were used before: never, some time ago, in the step before (COLD, KNOWN, NEAR).
+W workers, A arenas, D directions (pull, push), P phases, X kinds of record, H homes of rows.
 """
 
 from __future__ import annotations
@@ -21,19 +20,16 @@ F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 
 PULL, PUSH = 0, 1
-COLD, KNOWN, NEAR = 0, 1, 2
 NOBODY = -1
 
 
 class Deal(NamedTuple):
-    """Who touches each row, the first row of each batch, whether it is a row's first use ever."""
+    """Who touches each row, and the first row of each batch."""
 
     touched_NW: U8
     first_node_T: I64
-    cold_N: Bools
 
 
 @kernel
@@ -71,7 +67,7 @@ class Crowds(NamedTuple):
 class Foretold(NamedTuple):
     """Bytes of each batch at each worker, if caches hold two steps, and its rows."""
 
-    bytes_CTHWDP: F64
+    bytes_THWDP: F64
     crowds: Crowds
 
 
@@ -168,18 +164,17 @@ def foretell(nodes: Nodes, deal: Deal, record_XA: F64, capacity_WA: I64, homes: 
     next step needs is urgent too. A row is gone from a cache in which more distinct rows were used
     since than it holds.
     """
-    touched_NW, first_node_T, cold_N = deal
+    touched_NW, first_node_T = deal
     num_workers, num_arenas = touched_NW.shape[1], record_XA.shape[1]
     batch_N = _batches(first_node_T)
     num_batches = len(first_node_T) - 1
     crowds = _crowds(nodes, touched_NW, batch_N, num_batches, num_arenas)
-    bytes_CTHWDP = np.zeros((3, num_batches, homes, num_workers, 2, NUM_PHASES), np.float64)
+    bytes_THWDP = np.zeros((num_batches, homes, num_workers, 2, NUM_PHASES), np.float64)
     owner_N = nodes.owner_N.copy()
     for n in range(len(batch_N)):
         t, before = batch_N[n], nodes.before_N[n]
         a, kind = nodes.arena_N[n] % num_arenas, nodes.arena_N[n] // num_arenas % 4
-        age = COLD if cold_N[n] else NEAR if kind >= 2 else KNOWN
-        bytes_WDP = bytes_CTHWDP[age, t, nodes.arena_N[n] // (4 * num_arenas)]
+        bytes_WDP = bytes_THWDP[t, nodes.arena_N[n] // (4 * num_arenas)]
         owner = owner_N[before] if before >= 0 else owner_N[n]
         since = batch_N[before] + 1 if before >= 0 else 0
         if owner >= 0 and crowds.since_TTWA[since, t, owner, a] > capacity_WA[owner, a]:
@@ -198,4 +193,4 @@ def foretell(nodes: Nodes, deal: Deal, record_XA: F64, capacity_WA: I64, homes: 
         else:
             phases = (pull_phase, URGENT if kind % 2 == 1 else EARLY)
             _share(bytes_WDP, touched_NW[n], owner, phases, record_XA[:, a])
-    return Foretold(bytes_CTHWDP, crowds)
+    return Foretold(bytes_THWDP, crowds)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from embroute.kernels.jit import kernel
 
-USER, ITEM, CONTEXT = 0, 1, 2  # the side of a sample that a field describes
+USER, ITEM, CONTEXT, CLOCK = 0, 1, 2, 3  # what of a sample a field describes
 NUM_FACTORS = 4
 
 # Columns of the constants of a field.
-REACH, POWER, TAIL = 0, 1, 2
-NUM_ROWS, SIDE, FIRST_ROW, MULTIPLIER, JUMP, SHUFFLE = 0, 1, 2, 3, 4, 5
+START, REACH, POWER, SHIFT, TOP, TAIL = 0, 1, 2, 3, 4, 5
+NUM_ROWS, SIDE, FIRST_ROW, MULTIPLIER, JUMP, SHUFFLE, PERIOD = 0, 1, 2, 3, 4, 5, 6
 
 
 @kernel
@@ -29,10 +29,14 @@ def mixed(key: np.uint64) -> np.uint64:
 
 @kernel
 def power_law_rank(uniform: float, even: bool, num_rows: int, law: npt.NDArray[np.float64]) -> int:
-    """A rank in [0, num_rows) at a place of the field's law: bounded Pareto, or even."""
+    """A rank in [0, num_rows) at a place of the field's law: even, the top, or bounded Pareto."""
     if even:
         return int(uniform * num_rows)
-    return min(int((1.0 + uniform * law[REACH]) ** law[POWER]) - 1, num_rows - 1)
+    if uniform < law[TOP]:
+        return 0
+    place = (uniform - law[TOP]) / (1.0 - law[TOP])
+    rank = int((law[START] + place * law[REACH]) ** law[POWER] - law[SHIFT])
+    return min(rank, num_rows - 1)
 
 
 @kernel
@@ -59,23 +63,23 @@ def draw_rows(
     place_S2: npt.NDArray[np.float64],
     parent_S: npt.NDArray[np.int64],
     laws_F: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]],
-    mixing: tuple[int, float, float, float],
+    mixing: tuple[int, float, int, float],
     rows_SF: npt.NDArray[np.int64],
 ) -> None:
     """Row ids of samples whose users and items are given as places in [0, 1), into `rows_SF`.
 
     A field of the user or the item has the row at this place of its law, its groups shuffled, or
-    with probability 1 - correlation any row. A sample with a parent (an earlier sample, else -1)
-    has its user: place and rows. `mixing` is (groups, correlation, turns at sample 0, turns a
-    sample).
+    with probability 1 - correlation any row. A clock goes from row to row as samples pass. A
+    sample with a parent (an earlier sample, else -1) has its user: place and rows. `mixing` is
+    (groups, correlation, number of the first sample, turns a sample).
     """
     law_FC, size_FC = laws_F
-    num_groups, correlation, turns, turns_a_sample = mixing
+    num_groups, correlation, start, turns_a_sample = mixing
     for s in range(bits_SF.shape[0]):
         parent = parent_S[s]
         if parent >= 0:
             place_S2[s, USER] = place_S2[parent, USER]
-        now = turns + turns_a_sample * s
+        turns = turns_a_sample * (start + s)
         for f in range(bits_SF.shape[1]):
             side = size_FC[f, SIDE]
             if parent >= 0 and side == USER:
@@ -83,12 +87,15 @@ def draw_rows(
                 continue
             bits, num_rows = bits_SF[s, f], size_FC[f, NUM_ROWS]
             place = float(bits >> np.uint64(32)) / 2.0**32
-            if side != CONTEXT and piece(bits, 0) + 0.5 < correlation:
+            if side < CONTEXT and piece(bits, 0) + 0.5 < correlation:
                 place = shuffled(place_S2[s, side], num_groups, size_FC[f, SHUFFLE])
             even = piece(bits, 1) + 0.5 < law_FC[f, TAIL]
             rank = power_law_rank(place, even, num_rows, law_FC[f])
-            if side == ITEM:
-                rank = drifted_rank(rank, num_rows, now, size_FC[f, JUMP])
+            if side == CLOCK:
+                rank = (start + s) // size_FC[f, PERIOD] % num_rows
+            # A top is most often the missing value, which does not go out of fashion.
+            if side == ITEM and (rank > 0 or law_FC[f, TOP] == 0.0):
+                rank = drifted_rank(rank, num_rows, turns, size_FC[f, JUMP])
             # A bijection of [0, num_rows), so that popular ids are not simply 0, 1, 2.
             scrambled = (rank * size_FC[f, MULTIPLIER] + size_FC[f, JUMP]) % num_rows
             rows_SF[s, f] = size_FC[f, FIRST_ROW] + scrambled

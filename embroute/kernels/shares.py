@@ -10,40 +10,41 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
+from embroute.kernels.rhythm import pulls_s, pushes_s
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-BOUNDS = 48  # values tried for the longest late transfer
-WIDEST = 1e-4  # the smallest of them over the largest
+LEADS = 24  # tried between none and the longest late pulls, and again around the best of them
 HALVINGS = 30
 
 
 class Grown(NamedTuple):
-    """Seconds by number of samples: until a worker has pushed everything, or a first part of what
-    others wait for; and those of its late pulls, of which a last part waits for all pushes."""
+    """Seconds of each worker's phases (`rhythm.Beat`) by number of samples."""
 
-    pushed_WN: F64
-    begun_WN: F64
+    start_WN: F64
+    urgent_WN: F64
+    first_WN: F64
     late_WN: F64
-    last: float
+    last_WN: F64
+
+
+@inlined
+def _turn(grown: Grown, w: int, n: int, lead: float) -> float:
+    """What a worker with n samples takes for its pulls, its compute and its pushes."""
+    pulls = pulls_s(grown.late_WN[w, n], grown.last_WN[w, n], lead)
+    pushes = pushes_s(grown.urgent_WN[w, n], grown.first_WN[w, n], lead)
+    return float(pulls + grown.start_WN[w, n] + pushes)
 
 
 @kernel
-def _step(grown: Grown, w: int, n: int, late: float) -> float:
-    """A step for which a worker with n samples pushes, and whose late pulls take so long."""
-    whole = grown.pushed_WN[w, n] + grown.last * late
-    return float(max(whole, grown.begun_WN[w, n] + late))
-
-
-@kernel
-def _within(grown: Grown, w: int, late: float, limit: float, most: int) -> int:
-    """Most samples of a worker with which a step keeps a limit, its own late pulls another."""
+def _within(grown: Grown, w: int, lead: float, limit: float, most: int) -> int:
+    """Most samples of a worker whose turn keeps a limit."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if grown.late_WN[w, middle] <= late and _step(grown, w, middle, late) <= limit:
+        if _turn(grown, w, middle, lead) <= limit:
             low = middle
         else:
             high = middle - 1
@@ -51,30 +52,30 @@ def _within(grown: Grown, w: int, late: float, limit: float, most: int) -> int:
 
 
 @kernel
-def _fill(grown: Grown, late: float, limit: float, least_W: I64, most_W: I64, quota_W: I64) -> int:
+def _fill(grown: Grown, lead: float, limit: float, least_W: I64, most_W: I64, quota_W: I64) -> int:
     """Quotas that keep a limit; how many samples they hold."""
     held = 0
     for w in range(len(quota_W)):
-        quota_W[w] = max(least_W[w], _within(grown, w, late, limit, most_W[w]))
+        quota_W[w] = max(least_W[w], _within(grown, w, lead, limit, most_W[w]))
         held += quota_W[w]
     return held
 
 
 @kernel
-def _level(grown: Grown, late: float, least_W: I64, most_W: I64, quota_W: I64) -> float:
+def _level(grown: Grown, lead: float, least_W: I64, most_W: I64, quota_W: I64) -> float:
     """The lowest limit under which a whole batch has room; quotas at it."""
     samples, low, high = grown.late_WN.shape[1] - 1, 0.0, 0.0
     for w in range(len(quota_W)):
-        high = max(high, _step(grown, w, most_W[w], late))
-    if _fill(grown, late, high, least_W, most_W, quota_W) < samples:
+        high = max(high, _turn(grown, w, most_W[w], lead))
+    if _fill(grown, lead, high, least_W, most_W, quota_W) < samples:
         return np.inf
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if _fill(grown, late, middle, least_W, most_W, quota_W) < samples:
+        if _fill(grown, lead, middle, least_W, most_W, quota_W) < samples:
             low = middle
         else:
             high = middle
-    _fill(grown, late, high, least_W, most_W, quota_W)
+    _fill(grown, lead, high, least_W, most_W, quota_W)
     return high
 
 
@@ -84,21 +85,18 @@ def shortest(grown: Grown, least_W: I64, most_W: I64) -> I64:
 
     They hold at least a batch; what is too much is the caller's to take away.
     """
-    workers, samples = len(least_W), grown.late_WN.shape[1] - 1
     best_W, quota_W = most_W.copy(), most_W.copy()
-    shortest_s, largest = np.inf, 0.0
-    for w in range(workers):
-        largest = max(largest, grown.late_WN[w, most_W[w]])
-    for i in range(BOUNDS):
-        bound = largest * WIDEST ** (i / (BOUNDS - 1))
-        if _level(grown, bound, least_W, most_W, quota_W) == np.inf:
-            continue
-        late, step_s = 0.0, 0.0
-        for w in range(workers):
-            late = max(late, grown.late_WN[w, min(quota_W[w], samples)])
-        for w in range(workers):
-            step_s = max(step_s, _step(grown, w, min(quota_W[w], samples), late))
-        if step_s < shortest_s:
-            shortest_s = step_s
-            best_W[:] = quota_W
+    shortest_s, best, width = np.inf, 0.0, 0.0
+    for w in range(len(least_W)):
+        width = max(width, grown.late_WN[w, most_W[w]])
+    low = 0.0
+    for _ in range(2):
+        for i in range(LEADS):
+            lead = low + width * i / (LEADS - 1)
+            step_s = _level(grown, lead, least_W, most_W, quota_W)
+            if step_s < shortest_s:
+                shortest_s, best = step_s, lead
+                best_W[:] = quota_W
+        width /= LEADS - 1
+        low, width = max(0.0, best - width), 2 * width
     return best_W

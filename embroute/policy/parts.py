@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +89,21 @@ def no_extra(window: Window, state: State) -> Extra:
     return Extra(np.empty(0, np.int64), np.empty(0, np.int32))
 
 
+class Way(NamedTuple):
+    """A way to begin a run: as it is tried, as it is gone, and what a step takes at least."""
+
+    trial: Dispatch
+    dispatch: Dispatch
+    least_s: float
+
+
+class Rehearsal(NamedTuple):
+    """Ways to begin a run, each to be tried on its first batches before one is chosen."""
+
+    steps: int
+    ways: Callable[[Setup, int], list[Way]]  # of a setup and the samples of a step
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """Which worker trains which sample."""
@@ -99,6 +115,7 @@ class Dispatch:
     ahead: int = 0  # batches that it deals before their step
     timed: bool = False  # whether it learns what each worker waits for
     free: bool = False  # whether it chooses how many samples each worker gets
+    rehearsal: Rehearsal | None = None
 
 
 @dataclass(frozen=True)

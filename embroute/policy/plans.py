@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
 
 from embroute.config import Size
+from embroute.cost import step_time
 from embroute.data.batch import Batch
 from embroute.data.window import REMEMBERED, Horizon
 from embroute.policy.decide import advance, plan_step
-from embroute.policy.parts import Policy
-from embroute.policy.plan import Plan
+from embroute.policy.parts import Policy, Rehearsal
+from embroute.policy.plan import Plan, traffic
 from embroute.policy.setup import Setup
 from embroute.policy.state import State, empty_state
+
+F64 = npt.NDArray[np.float64]
+FAR = 1.25  # times the best: a way to begin that will not catch up
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,55 @@ def start(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None =
 def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
     """Decide step after step; the time to read data is not the decision's.
 
-    A state of a later step goes on where it was: `batches` are all batches, from the first.
+    A state of a later step goes on where it was: `batches` are all batches, from the first. A
+    policy that rehearses reads some before the first step and tries ways to begin on them.
     """
+    rehearsal = policy.dispatch.rehearsal
+    if rehearsal is not None and state.step == 0:
+        first = list(islice(batches, rehearsal.steps))
+        batches = chain(first, batches)
+        policy = rehearsed(policy, rehearsal, first, state.setup)
+    yield from _decided(policy, batches, state)
+
+
+def rehearsed(policy: Policy, rehearsal: Rehearsal, batches: list[Batch], setup: Setup) -> Policy:
+    """The policy with the way to begin whose steps are shortest once it has settled."""
+    best, shortest = policy, np.full(len(batches), np.inf)
+    ways = rehearsal.ways(setup, len(batches[0])) if batches else []
+    if len(ways) == 1:
+        return replace(policy, dispatch=ways[0].dispatch)
+    for way in ways:
+        if way.least_s < _later(shortest):
+            taken = _tried(replace(policy, dispatch=way.trial), batches, setup, shortest)
+            if _later(taken) < _later(shortest):
+                best, shortest = replace(policy, dispatch=way.dispatch), taken
+    return best
+
+
+def _later(taken: F64) -> float:
+    """Mean of the second half: the first fills caches."""
+    return float(taken[len(taken) // 2 :].mean())
+
+
+def _tried(policy: Policy, batches: list[Batch], setup: Setup, shortest: F64) -> F64:
+    """What steps take; those that are not worth a trial take for ever.
+
+    Given up is what its caches do not hold, and what is far behind the best so far.
+    """
+    taken = np.full(len(batches), np.inf)
+    half, begin = len(batches) // 2, len(batches) // 3
+    try:
+        for t, step in enumerate(_decided(policy, iter(batches), start(policy, setup))):
+            taken[t] = step_time(traffic(step.plan, setup), setup.cluster).total_s
+            if t == half and taken[begin:t].sum() > FAR * shortest[begin:t].sum():
+                break
+    except ValueError:
+        pass
+    return taken
+
+
+def _decided(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
+    """Decide step after step."""
     if policy.regroup is not None:
         batches = policy.regroup.stream(batches, state)
     # A window knows when rows were used in the last steps, so those pass through it again.

@@ -43,18 +43,18 @@ def _part(part_W: F64, whole_W: F64) -> float:
 def _weigh(time: StepTime, outlook: Outlook) -> None:
     """Move the weights of seconds towards what they counted in a step.
 
-    A step takes max(max(compute, early) + urgent) + max(late), each over all workers; in parts, it
-    waits for one part only of either the late pulls or the urgent pushes. A worker counts in a
-    maximum as far as it is near it; where compute covers what runs beside it, that costs nothing.
-    Where the shards' link takes longer than all that, every byte counts alike.
+    A step takes as long as the worker whose pulls, compute and pushes take longest. A worker counts
+    as far as it is near that; where compute covers what runs beside it, that costs nothing, and
+    of pulls or pushes that the lead covers one part counts. Where the shards' link takes longer
+    than all that, every byte counts alike.
     """
-    pushing, pulling = _pressure(np.array([time.whole_s, time.streamed_s])) / 2
-    whole_W = pushing * _pressure(time.start_W + time.urgent_W)
-    begun_W = pulling * _pressure(time.start_W + time.first_W)
+    pressure_W = _pressure(time.turn_W)
     uncovered_W = time.early_W > time.compute_W
-    urgent_W = whole_W + _part(time.first_W, time.urgent_W) * begun_W
-    late_W = (pushing * _part(time.last_W, time.late_W) + pulling) * _pressure(time.late_W)
-    weight_PW = np.stack([(whole_W + begun_W) * uncovered_W, urgent_W, late_W])
+    waits_W = time.urgent_W >= time.first_W + time.lead_s
+    urgent_W = np.where(waits_W, 1.0, _part(time.first_W, time.urgent_W))
+    waits_W = time.late_W - time.lead_s >= time.last_W
+    late_W = np.where(waits_W, 1.0, _part(time.last_W, time.late_W))
+    weight_PW = pressure_W * np.stack([uncovered_W, urgent_W, late_W])
     bound_by_shards = time.shard_s >= time.total_s
     if bound_by_shards:
         weight_PW[:] = 0
@@ -69,11 +69,11 @@ def _grown(time: StepTime, samples_W: I64, batch: int) -> Grown:
     slow_WN, fast_WN = times_WN**GROWTH, times_WN**FRESH_GROWTH
     per_sample_W = time.compute_W / np.maximum(samples_W, 1)
     start_WN = np.maximum(per_sample_W[:, None] * count_N, time.early_W[:, None] * fast_WN)
-    urgent_WN, first_WN, late_WN = (
-        part_W[:, None] * slow_WN for part_W in (time.urgent_W, time.first_W, time.late_W)
+    urgent_WN, first_WN, late_WN, last_WN = (
+        part_W[:, None] * slow_WN
+        for part_W in (time.urgent_W, time.first_W, time.late_W, time.last_W)
     )
-    last = _part(time.last_W, time.late_W)
-    return Grown(start_WN + urgent_WN, start_WN + first_WN, late_WN, last)
+    return Grown(start_WN, urgent_WN, first_WN, late_WN, last_WN)
 
 
 def room(rows_WA: I64, capacity_WA: I64, samples_W: I64) -> F64:

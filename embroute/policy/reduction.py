@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cluster import Cluster
-from embroute.cost import LEAST_PART_S, StepTime, link_rates, ring_share, shard_rate
+from embroute.cost import LEAST_PART_S, StepTime, link_rates, shard_rate, sum_share_W
 from embroute.data.window import Indexed
 from embroute.kernels.codes import GRADIENT
 from embroute.policy.setup import Setup
@@ -63,7 +63,7 @@ def _prices(cluster: Cluster) -> _Prices:
     # What links without waiting workers spare is no relief: the fastest link is taken for all.
     relief_s = crossing * float((1 / up + 1 / down).min())
     parted_s = crossing * float(np.maximum(1 / up, 1 / down).min())
-    ring_s = ring_share(cluster) * slowest_s
+    ring_s = float(sum_share_W(cluster, with_rows=True).max()) * slowest_s
     return _Prices(crossing / shard_rate(cluster), ring_s, relief_s, parted_s, slowest_s)
 
 

@@ -45,6 +45,7 @@ def _links(layout: Layout) -> Links:
         "plans": stars,
         "rows": list(itertools.product(shards, workers)),
         "answers": stars,
+        "star": [(shards[0], worker) for worker in workers],
     }
     if 1 < len(workers) <= FEW:
         links["sums"] = list(itertools.combinations(workers, 2))
@@ -131,9 +132,9 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
     with beat:
         dense = _group(rank_of, [f"worker{i}" for i in range(layout.num_workers)])
         found = _channels(name, rank_of, layout)
-        plans, rows, answers = (found[kind] for kind in ("plans", "rows", "answers"))
+        plans, rows, answers, star = (found[kind] for kind in ("plans", "rows", "answers", "star"))
         sums = _sums(name, dense, found)
-        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, sums, answers)
+        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, sums, answers, star)
     # Not after an error: taking the groups down would wait for the lost.
     for channel in found.values():
         channel.close()

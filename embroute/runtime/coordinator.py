@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import ring_bytes
+from embroute.cost import sum_share_W
 from embroute.data.batch import Batch
 from embroute.policy.decide import bring_home
 from embroute.policy.parts import Policy
@@ -118,10 +118,10 @@ class Coordinator:
     def _figures(self, plan: Plan, shadow: Shadow) -> I64:
         """Bytes over every worker's link, and row bytes in all: of this policy, and of another."""
         moved, cluster = traffic(plan, self.state.setup), self.state.setup.cluster
-        reduced = ring_bytes(moved.hot_bytes, cluster)
+        reduced_W = moved.hot_bytes * sum_share_W(cluster, with_rows=True)
         link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
-        link_W += round(reduced / cluster.num_workers)
-        rows = moved.bytes_WKIP.sum() + round(reduced)
+        link_W += np.rint(reduced_W).astype(np.int64)
+        rows = moved.bytes_WKIP.sum() + round(float(reduced_W.sum()))
         return np.array([*link_W, rows, shadow.step(plan.now)], np.int64)
 
     def _looks_after(self, done: int) -> bool:

@@ -153,7 +153,7 @@ def describe(
         raise ValueError(f"decay= must be at least 0, got {decay:g}")
     rows, rate = _take_out(weights, optimizers, decay)
     policy = trainable(settings.get("policy", DEFAULT_POLICY))
-    cluster = _cluster(seat, settings)
+    cluster = _cluster(seat, settings, _dense_bytes(model, weights))
     setup = Setup(
         feed.schema,
         cluster,
@@ -188,12 +188,23 @@ def trainable(name: str) -> Policy:
     return policy
 
 
-def _cluster(seat: Seat, settings: Settings) -> Cluster:
-    """What the policy knows of the network."""
+def _cluster(seat: Seat, settings: Settings, dense_bytes: float) -> Cluster:
+    """What the policy knows of the network, and of what a step does beside rows."""
     network = settings.get("network", uniform(seat.num_workers, seat.num_shards))
     cluster = open_cluster(network) if isinstance(network, str) else network
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3
-    return replace(cluster, compute_s_per_sample=compute_s) if compute_s else cluster
+    return replace(
+        cluster,
+        compute_s_per_sample=compute_s or cluster.compute_s_per_sample,
+        dense_bytes=cluster.dense_bytes or dense_bytes,
+    )
+
+
+def _dense_bytes(model: nn.Module, weights: Sequence[torch.Tensor]) -> float:
+    """Bytes of the gradients that are summed over workers: of all that is in no table."""
+    tables = {id(weight) for weight in weights}
+    dense = (p for p in model.parameters() if p.requires_grad and id(p) not in tables)
+    return float(sum(p.numel() * p.element_size() for p in dense))
 
 
 def _known_shares(policy: Policy, cluster: Cluster) -> tuple[float, ...]:

@@ -15,9 +15,10 @@ T = TypeVar("T")
 def local_seat(hub: Hub, name: str, num_workers: int, num_shards: int) -> Seat:
     """A rank's seat among the threads of a hub."""
     workers = tuple(f"worker{i}" for i in range(num_workers))
-    plans, rows, answers = (LocalChannel(hub, kind, name) for kind in ("plans", "rows", "answers"))
+    kinds = ("plans", "rows", "answers", "star")
+    plans, rows, answers, star = (LocalChannel(hub, kind, name) for kind in kinds)
     dense = LocalChannel(hub, "dense", name, workers)
-    return Seat(name, num_workers, num_shards, plans, rows, dense, answers)
+    return Seat(name, num_workers, num_shards, plans, rows, dense, answers, star)
 
 
 def run_local(num_workers: int, num_shards: int, main: Callable[[Seat], T]) -> dict[str, T]:

@@ -39,7 +39,17 @@ from embroute.runtime.checkpoint_files import (
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
 from embroute.runtime.gather import gather
-from embroute.runtime.inbox import DRAIN, LOOK, REFILL, SAVE, STEP, STOP, announce, listen
+from embroute.runtime.inbox import (
+    DRAIN,
+    LOOK,
+    REFILL,
+    SAVE,
+    STEP,
+    STOP,
+    announce,
+    background,
+    listen,
+)
 from embroute.runtime.job import Job, Settings, check_names, describe
 from embroute.runtime.meter import Meter
 from embroute.runtime.run import Courier, Dense, Run
@@ -49,10 +59,12 @@ from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
 from embroute.runtime.stamps import Stamps
+from embroute.runtime.star import add_up
 from embroute.runtime.store import CacheStore, ShardStore
 from embroute.runtime.worker import Rows
 
 INITIAL_ROWS = 1 << 16  # filled at a time
+LEAVE_S = 10.0
 COUNTED_BATCHES = 256  # looked through for the access counts that hot sets are chosen by
 
 
@@ -258,6 +270,7 @@ def _serve(job: Job, resume: Resume | None) -> Shard:
         _initialise(store, job)
     shard = Shard(store, widths, seat.rows, seat.workers, job.meter)
     notes = listen(seat.plans)
+    adding = background("star", lambda: _add_up(seat), notes)
     while (note := notes.get()).verb != STOP:
         if note.verb == STEP:
             shard.step(note)
@@ -269,7 +282,14 @@ def _serve(job: Job, resume: Resume | None) -> Shard:
         elif note.verb == SAVE:
             folder = partial(Path(job.settings["checkpoint"]), int(note.arrays[0].tolist()[0]))
             answer(seat.answers, [save_shard(folder, store, places, seat.index)])
+    adding.join(LEAVE_S)  # workers leave when they have taken the same note
     return shard
+
+
+def _add_up(seat: Seat) -> None:
+    """The first shard is where sums meet that do not go round a ring."""
+    if seat.index == 0:
+        add_up(seat.star, seat.workers)
 
 
 def _initialise(store: ShardStore, job: Job) -> None:
@@ -305,7 +325,7 @@ def _join(job: Job, resume: Resume | None) -> Run:
     deltas = job.policy.sync.record == DELTA
     store = CacheStore(seat.index, job.places, job.widths, job.optimizer, deltas)
     rows = Rows(store, job.widths, seat.rows, seat.shards, job.meter)
-    dense = Dense(job.model, seat)
+    dense = Dense(job.model, seat, job.setup.cluster)
     extras = job.settings.get("extras", {})
     own = None if job.policy.exact else store
     part = WorkerPart(seat.index, job.model, job.optimizers, extras, own)

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from embroute.cluster import Cluster
+from embroute.cost import sums_by_shard
 from embroute.kernels.rows import Floats, gather
 from embroute.runtime.feed import Feed
 from embroute.runtime.inbox import (
@@ -33,6 +35,8 @@ from embroute.runtime.notes import EPOCH_ENDS, LAST_LOOK, LOOKS_AFTER, Work, rea
 from embroute.runtime.routed import Desk, Reading, RoutedLayer
 from embroute.runtime.script import Orders
 from embroute.runtime.seat import Seat
+from embroute.runtime.star import StarSums, can_add_up
+from embroute.runtime.sums import SharedSums
 from embroute.runtime.tensor_feed import TensorFeed
 from embroute.runtime.worker import Rows
 
@@ -145,9 +149,10 @@ class Courier:
 class Dense:
     """The part of the model that every worker has whole: its gradients are summed."""
 
-    def __init__(self, model: nn.Module, seat: Seat) -> None:
+    def __init__(self, model: nn.Module, seat: Seat, cluster: Cluster) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.seat, self.sent_bytes = seat, 0
+        self.seat, self.cluster, self.sent_bytes = seat, cluster, 0
+        self._star = StarSums(seat.star, seat.shards[0])
         self.finite = True  # whether all sums of the last step were
         state = [p.data for p in model.parameters()] + list(model.buffers())
         self._share(state)
@@ -161,8 +166,17 @@ class Dense:
             self.seat.dense.sum(flat)
             tensor.copy_(flat.reshape(tensor.shape))
 
-    def sum(self, extra: Sequence[torch.Tensor], loss: float) -> tuple[list[torch.Tensor], float]:
-        """Sum gradients over workers in one message; returns the sums of `extra` and `loss`."""
+    def leave(self) -> None:
+        """There are no more sums."""
+        self._star.leave()
+
+    def sum(
+        self, extra: Sequence[torch.Tensor], loss: float, adds: bool
+    ) -> tuple[list[torch.Tensor], float]:
+        """Sum gradients over workers in one message; returns the sums of `extra` and `loss`.
+
+        `adds`: whether this worker has anything but zeros.
+        """
         if self.seat.num_workers == 1:
             found = [*(p.grad for p in self.parameters if p.grad is not None), *extra]
             self.finite = all(bool(part.sum().isfinite()) for part in found)
@@ -176,15 +190,27 @@ class Dense:
         tail = torch.tensor([loss, *own], dtype=dtype)
         parts = [*grads, *(part.reshape(-1) for part in extra), tail]
         flat = torch.cat([part.to(dtype) for part in parts])
-        self.seat.dense.sum(flat)
+        self._sum(flat, adds, bool(extra))
         self.finite = bool(flat.sum().isfinite())  # one that is not spoils the sum
-        workers = self.seat.num_workers  # a ring sends every byte but its own share twice
-        self.sent_bytes += 2 * (workers - 1) * flat.nbytes // workers
         sums = list(torch.split(flat, [len(part) for part in parts]))
         used = sums[-1][1:]
         for parameter, grad, count in zip(self.parameters, sums, used.tolist(), strict=False):
             parameter.grad = grad.reshape(parameter.shape).to(parameter.dtype) if count else None
         return sums[len(grads) : -1], float(sums[-1][0])
+
+    def _sum(self, flat: torch.Tensor, adds: bool, with_rows: bool) -> None:
+        """Through memory of one host, by way of a shard, or round a ring.
+
+        A ring sends every byte but those of its own share twice.
+        """
+        workers = self.seat.num_workers
+        near = isinstance(self.seat.dense, SharedSums)
+        if sums_by_shard(self.cluster, with_rows) and can_add_up(flat) and not near:
+            self._star.sum(flat, adds)
+            self.sent_bytes += flat.nbytes if adds else 0
+        else:
+            self.seat.dense.sum(flat)
+            self.sent_bytes += 2 * (workers - 1) * flat.nbytes // workers
 
 
 @dataclass(frozen=True)
@@ -242,6 +268,7 @@ class Run:
             item = self._courier.ready.get()
             if isinstance(item, Stop):
                 self.finished = True
+                self._dense.leave()
             if isinstance(item, Save):
                 self._save(item.step)
                 self._mark = None
@@ -279,6 +306,7 @@ class Run:
         if self.finished:
             # The thread beside the loop has one more note to take before the process may end.
             self._courier.ready.get()
+            self._dense.leave()
 
     def _reading(
         self,
@@ -313,7 +341,7 @@ class Run:
         self._lap("compute")
         if not replicas:
             self._finish(work, grads)
-        sums, self.loss = self._dense.sum(replicas, own)
+        sums, self.loss = self._dense.sum(replicas, own, bool(about.num_samples))
         self._lap("allreduce")
         self.meter.other_bytes["dense"] = self._dense.sent_bytes
         if replicas:

@@ -19,6 +19,7 @@ class Seat:
     rows: Channel  # between shards and workers
     dense: Sums  # sums over the workers
     answers: Channel  # from everyone to the coordinator
+    star: Channel  # between the first shard and the workers: sums that go by way of it
 
     @property
     def workers(self) -> list[str]:

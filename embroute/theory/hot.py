@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cluster import Cluster
-from embroute.cost import ring_share
+from embroute.cost import sum_seconds
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -81,7 +81,7 @@ def predict_hot(draws: Draws, threshold: int, cluster: Cluster, row_bytes: float
     shard = min(
         min(cluster.hosts[k].up_bytes_s, cluster.hosts[k].down_bytes_s) for k in cluster.shards
     )
-    reduce_s = ring_share(cluster) * reduced * row_bytes / slowest
+    reduce_s = sum_seconds(reduced * row_bytes, cluster, with_rows=True)
     # Only cold samples draw cold rows, so sorting leaves them denser in the cold steps.
     dense_cold = cold / max(1e-12, 1 - free) if cold else 0.0
     cold_bytes = min(dense_cold, cold * workers) * row_bytes

@@ -92,17 +92,14 @@ class Recorder:
 def critical_path(time: StepTime) -> dict[str, float]:
     """The step's time by phase at the worker the others wait for; adds up to the step.
 
-    Of pushes and pulls that run beside each other, those that take longer and a part of the others.
+    Pulls that run beside pushes of others are not waited for.
     """
-    urgent_W, late_W = time.urgent_W, time.last_W
-    if time.streamed_s > time.whole_s:
-        urgent_W, late_W = time.first_W, time.late_W
-    w = int(np.argmax(time.start_W + urgent_W))
+    w = int(np.argmax(time.turn_W))
     parts = {
         "compute": float(time.compute_W[w]),
         "early": max(0.0, float(time.early_W[w] - time.compute_W[w])),
-        "urgent": float(urgent_W[w]),
-        "late": float(late_W.max()),
+        "urgent": float(time.pushing_W[w]),
+        "late": float(time.pulling_W[w]),
         "allreduce": time.allreduce_s,
     }
     return parts | {"wait": max(0.0, time.total_s - sum(parts.values()))}
@@ -112,18 +109,12 @@ def _means(parts: list[dict[str, float]]) -> dict[str, float]:
     return {phase: float(np.mean([part[phase] for part in parts])) for phase in PHASES}
 
 
-def _after_pushes(time: StepTime) -> F64:
-    """Seconds of each worker's late pulls that do not run beside its own pushes."""
-    left_W = time.rest_s - time.allreduce_s - time.start_W - time.urgent_W
-    return np.clip(left_W, 0, time.late_W)
-
-
 def _worker_means(times: list[StepTime]) -> dict[str, list[float]]:
     """Mean seconds of each worker by phase; early transfers beside compute are not waited for."""
     compute_W = np.mean([time.compute_W for time in times], axis=0)
     early_W = np.mean([np.maximum(0, time.early_W - time.compute_W) for time in times], axis=0)
     urgent_W = np.mean([time.urgent_W for time in times], axis=0)
-    late_W = np.mean([_after_pushes(time) for time in times], axis=0)
+    late_W = np.mean([time.pulling_W for time in times], axis=0)
     allreduce_W = np.full(len(late_W), np.mean([time.allreduce_s for time in times]))
     parts: list[F64] = [compute_W, early_W, urgent_W, late_W, allreduce_W]
     wait_W = np.maximum(0, np.mean([time.total_s for time in times]) - np.sum(parts, axis=0))

@@ -18,22 +18,21 @@ Piece = tuple[str, float, float, float]  # phase, lane, from, to
 
 
 def pieces(time: StepTime, w: int) -> list[Piece]:
-    """What a worker does in a step, as it is priced; times from the step's beginning."""
-    compute, early = float(time.compute_W[w]), float(time.early_W[w])
-    ahead = max(compute, early)
-    pushed = ahead + float(time.urgent_W[w])
-    begun = float((time.start_W + time.first_W).max())  # when there is something to pull
+    """What a worker does in a step, as it is priced; times from the step's beginning.
+
+    A step begins when everybody's pushes of the one before are there.
+    """
+    pulled, compute = float(time.pulling_W[w]), float(time.compute_W[w])
+    computed, ahead = pulled + compute, pulled + float(time.start_W[w])
     reduced = time.rest_s
-    ready = reduced - time.allreduce_s
-    last = float((time.start_W + time.urgent_W).max() + time.last_W[w])
-    pulled = max(begun + float(time.late_W[w]), last if time.late_W[w] else begun)
     return [
-        ("compute", PROCESSOR, 0.0, compute),
-        ("wait", PROCESSOR, compute, time.total_s),
-        ("early", LINK, 0.0, early),
-        ("urgent", LINK, ahead, pushed),
-        ("late", LINK, begun, pulled),
-        ("allreduce", LINK, ready, reduced),
+        ("late", LINK, 0.0, pulled),
+        ("wait", PROCESSOR, 0.0, pulled),
+        ("compute", PROCESSOR, pulled, computed),
+        ("wait", PROCESSOR, computed, time.total_s),
+        ("early", LINK, pulled, pulled + float(time.early_W[w])),
+        ("urgent", LINK, ahead, ahead + float(time.urgent_W[w])),
+        ("allreduce", LINK, reduced - time.allreduce_s, reduced),
     ]
 
 

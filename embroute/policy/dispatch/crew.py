@@ -1,8 +1,9 @@
 """Which workers take part: the crew whose steps are shortest, judged on the window's batches.
 
 On uneven links, or where little is computed, fewer workers split fewer rows and can be faster.
-From time to time the window is dealt to each of a few crews, what its batches would move is
-foretold, and the best crew goes on. The first half of the window pays for rows that have to change
+A run begins with the crew that did best when its first batches were rehearsed. Later, from time
+to time, the window is dealt to each of a few crews, what its batches would move is foretold, and
+the best crew goes on. The first half of the window pays for rows that have to change
 places, so the second half is what counts.
 """
 
@@ -15,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cost import reduce_seconds
+from embroute.cost import sum_seconds
 from embroute.kernels.anneal import refit
-from embroute.policy.dispatch.forecast import look, mean, settled, until_full
+from embroute.policy.dispatch.forecast import look, mean
 from embroute.policy.dispatch.search import (
     REFITS,
     Search,
@@ -39,22 +40,20 @@ F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
+REHEARSED = 40  # steps on which crews are tried before the first
 EFFORT = 1400  # of each round in which a crew is tried, at most
 ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
 BETTER = 0.96  # what a change of crew must promise
-AT_FIRST = 0.95  # in the first windows, until crews have
-SETTLED = 2
 NO_LOSS = 1.01  # and one that only leaves out workers with less than a
 VESTIGE = 0.06  # part of the samples
-FEWER = 1.065  # what a smaller crew may take of the best one's time before the first step
 FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
 PARTS = 251  # in which rows are told apart
 ROUNDING = 1e-5  # of sums of shares
 
 
 def due(view: View, search: Search) -> bool:
-    """Whether crews are compared: in the first step, and after 1, 2, 4, ... half windows."""
-    if not search.free:
+    """Whether crews are compared: after 1, 2, 4, ... half windows, beyond what was rehearsed."""
+    if not (search.free and search.changes) or view.window.step < REHEARSED:
         return False
     halves, rest = divmod(view.window.step, max(1, (search.ahead + 1) // 2))
     least_W, most_W = view.state.outlook.range_2W
@@ -98,10 +97,9 @@ def _hopeless(found: list[float], left: int, limit: float) -> bool:
 
 
 class Trial(NamedTuple):
-    """What a step of a crew takes at best: now, and once caches have filled; and how."""
+    """What a step of a crew takes at best, and how."""
 
-    now: float
-    then: float
+    time_s: float
     outlook: Outlook
 
 
@@ -112,7 +110,7 @@ def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) ->
     """
     setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
     search = replace(search, effort=min(search.effort, EFFORT))
-    best = Trial(np.inf, np.inf, outlook)
+    best = Trial(np.inf, outlook)
     outlook = outlook._replace(
         share_W=outlook.share_W.copy(),
         weight_PW=outlook.weight_PW.copy(),
@@ -120,11 +118,11 @@ def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) ->
         pace_2=np.zeros_like(outlook.pace_2),
     )
     rounds, seen = ROUNDS if view.window.step else 2 * ROUNDS, list[float]()
-    moved, then_TC = _moved(view, outlook), until_full(view.window, view.state)
+    moved = _moved(view, outlook)
     for turn in range(rounds):
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
         if not price_PAV.any():
-            return Trial(0.0, 0.0, outlook)
+            return Trial(0.0, outlook)
         dealt = spread(view, outlook, search, price_PAV, moved)
         cooler = search.hot * (search.cold / search.hot) ** (turn / rounds)
         improve(dealt, replace(search, hot=cooler), view.window.step)
@@ -132,24 +130,21 @@ def _try(view: View, outlook: Outlook, search: Search, limit: float = np.inf) ->
         for t in range(len(dealt.entries)):
             refit(dealt.uses, dealt.loads, t, REFITS)
         dealt.loads.price_TW[:] = price_TW  # as sweeps found them, not as the last sample paid
-        told = look(dealt, setup, capacity_WA, then_TC)
-        half = len(told.now) // 2
+        told = look(dealt, setup, capacity_WA)
+        half = len(told.times) // 2
         outlook = _again(dealt, outlook)
-        now, then = mean(told.now), mean(told.then)
-        if not view.window.step:
-            then = min(then, settled(told.now))
-        seen.append(then)
-        if now < best.now and (told.rows_TWA[half:] <= capacity_WA).all():
+        seen.append(mean(told.times))
+        if seen[-1] < best.time_s and (told.rows_TWA[half:] <= capacity_WA).all():
             learnt = ("share_W", "weight_PW", "pace_2")
             copies = {name: getattr(outlook, name).copy() for name in learnt}
-            best = Trial(now, then, outlook._replace(**copies))
+            best = Trial(seen[-1], outlook._replace(**copies))
         if _hopeless(seen, rounds - 1 - turn, limit):
             break
-        for t in range(half, len(told.now)):
+        for t in range(half, len(told.times)):
             samples_W = dealt.loads.load_TW[t].astype(np.int64)
             fits_W = room(told.rows_TWA[t], capacity_WA, samples_W)
-            balance(told.now[t], samples_W, outlook, fits_W)
-            learn_pace(outlook, told.now[t], dealt.reduced[t])
+            balance(told.times[t], samples_W, outlook, fits_W)
+            learn_pace(outlook, told.times[t], dealt.reduced[t])
     return best
 
 
@@ -210,29 +205,29 @@ def _joined(outlook: Outlook, crew: I64, search: Search, setup: Setup) -> Outloo
     )
 
 
-def _possible(crew: I64, search: Search, setup: Setup) -> bool:
+def possible(crew: I64, search: Search, setup: Setup) -> bool:
     """Whether a crew may take the whole batch, and no other worker has to take part."""
     everyone_2W = ranges(search, np.arange(setup.num_workers), setup.num_workers)
     range_2W = ranges(search, crew, setup.num_workers)
     return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 
-def _needed(outlook: Outlook, crew: I64, windows: float) -> float:
+def _needed(outlook: Outlook, crew: I64) -> float:
     """What a crew must promise, of the present one's time.
 
-    A large crew takes longer to settle than is tried here, so a change must be worth something,
-    most of all at the start; but workers that hardly get samples only make the others wait.
+    A large crew takes longer to settle than is tried here, so a change must be worth something;
+    but workers that hardly get samples only make the others wait.
     """
     leaves = 1 - float(outlook.share_W[crew].sum())
     if len(crew) < int((outlook.range_2W[1] > 0).sum()) and leaves < VESTIGE:
         return NO_LOSS
-    return BETTER if windows >= SETTLED else AT_FIRST
+    return BETTER
 
 
-def _at_least(crew: I64, batch: int, setup: Setup) -> float:
+def at_least(crew: I64, batch: int, setup: Setup) -> float:
     """Seconds of a crew's step if no row moved: compute, and the dense gradients' all-reduce."""
     speed = float((1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum())
-    return batch / speed + reduce_seconds(setup.cluster.dense_bytes, setup.cluster)
+    return batch / speed + sum_seconds(setup.cluster.dense_bytes, setup.cluster, False)
 
 
 def _rivals(view: View, search: Search, present: I64) -> list[I64]:
@@ -243,29 +238,18 @@ def _rivals(view: View, search: Search, present: I64) -> list[I64]:
         crew
         for crew in crews(setup)
         if len(crew) != len(present)
-        and _possible(crew, search, setup)
-        and _at_least(crew, batch, setup) < NO_LOSS * took
+        and possible(crew, search, setup)
+        and at_least(crew, batch, setup) < NO_LOSS * took
     ]
 
 
-def _first_crew(view: View, search: Search, tried: list[I64]) -> Outlook:
-    """Before the first step: the smallest crew that is about as good as the best.
-
-    No row has to change places yet, and what few workers save is what cold caches hide most.
-    """
+def begin(view: View, search: Search) -> Outlook:
+    """The outlook of the crew with which a run begins, its window dealt."""
     outlook, setup = view.state.outlook, view.state.setup
-    batch, least, found = len(view.window.now.batch), np.inf, list[Trial]()
-    for crew in tried:
-        if _at_least(crew, batch, setup) >= FEWER * least:
-            continue
-        joined = _joined(outlook, crew, search, setup)
-        trial = _try(view, joined, search, FEWER * least)
-        if len(found) and trial.outlook.share_W[crew].min() < FEWEST / setup.num_workers:
-            continue
-        found.append(trial)
-        least = min(least, trial.then)
-    chosen = [trial for trial in found if trial.then <= FEWER * least][-1]
-    return chosen.outlook._replace(took_1=outlook.took_1)  # what it foretells is a hope
+    joined = _joined(outlook, np.array(search.crew, np.int64), search, setup)
+    if not search.changes:
+        return joined
+    return _try(view, joined, search).outlook._replace(took_1=outlook.took_1)
 
 
 def choose_crew(view: View, search: Search) -> Outlook:
@@ -276,19 +260,16 @@ def choose_crew(view: View, search: Search) -> Outlook:
     rivals = _rivals(view, search, present)
     if not rivals:
         return best
-    if not view.window.step:
-        return _first_crew(view, search, [present, *rivals])
     trial = _try(view, best, search)
     took = float(outlook.took_1[0]) or np.inf
     batch, least = len(view.window.now.batch), 1.0
-    windows = view.window.step / (search.ahead + 1)
     for crew in rivals:
-        needed = _needed(trial.outlook, crew, windows)
-        limit, now = (min(took, taken) * needed for taken in (trial.then, trial.now))
-        if _at_least(crew, batch, setup) >= limit:
+        limit = min(took, trial.time_s) * _needed(trial.outlook, crew)
+        if at_least(crew, batch, setup) >= limit:
             continue
         found = _try(view, _joined(outlook, crew, search, setup), search, limit)
-        promise = max(found.then / limit, found.now / now)  # soon, and for long
-        if promise < least and found.outlook.share_W[crew].min() >= FEWEST / setup.num_workers:
-            least, best = promise, found.outlook._replace(took_1=np.full(1, found.now, np.float32))
+        promise, share = found.time_s / limit, found.outlook.share_W[crew].min()
+        if promise < least and share >= FEWEST / setup.num_workers:
+            taken = np.full(1, found.time_s, np.float32)
+            least, best = promise, found.outlook._replace(took_1=taken)
     return best

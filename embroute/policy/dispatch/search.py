@@ -43,7 +43,6 @@ from embroute.policy.state import Outlook
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ class Search:
     least: float = 0.1  # weight of a second that nobody waits for
     timed: bool = True  # whether step time is minimised, not the sum of all transfers
     free: bool = True  # quotas follow from the time workers take
+    crew: tuple[int, ...] = ()  # workers with which a run begins; none: all
+    changes: bool = True  # whether others may take over
     floor: tuple[float, ...] = (0.0,)  # least part of a batch for every worker, or for each
     ceiling: tuple[float, ...] = (1.0,)  # and most
 
@@ -81,7 +82,6 @@ class Spread(NamedTuple):
     groups: Groups
     first_use_T: I64
     nodes: Nodes
-    cold_N: Bools  # whether a row is used for the first time
     node_L: I32  # of all look-ups
     first_S: I64  # look-ups of sample s are node_L[first_S[s] : first_S[s + 1]]
     first_node_T: I64
@@ -288,8 +288,7 @@ def spread(
     first_use_T = np.searchsorted(kept, bases)
     bases_T = np.array(bases, np.int64)
     groups = members(uses)
-    cold_N = (nodes.before_N < 0) & (again_N == 0)
-    dealt = (uses, loads, groups, first_use_T, nodes, cold_N, node_L, first_S, bases_T)
+    dealt = (uses, loads, groups, first_use_T, nodes, node_L, first_S, bases_T)
     return Spread(entries, reduced, depth, *dealt, unit)
 
 

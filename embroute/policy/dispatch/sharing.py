@@ -10,13 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.touches import Lookups, touches
 from embroute.policy.dispatch.block import block
-from embroute.policy.dispatch.crew import check_ranges, choose_crew, due, ranges
+from embroute.policy.dispatch.crew import (
+    REHEARSED,
+    at_least,
+    begin,
+    check_ranges,
+    choose_crew,
+    crews,
+    due,
+    possible,
+    ranges,
+)
 from embroute.policy.dispatch.esd import esd
 from embroute.policy.dispatch.search import (
     Search,
@@ -29,13 +40,15 @@ from embroute.policy.dispatch.search import (
     spread,
     weights,
 )
-from embroute.policy.parts import Dealing, Dispatch, View
+from embroute.policy.parts import Dealing, Dispatch, Rehearsal, View, Way
 from embroute.policy.plan import touched_rows
 from embroute.policy.quotas import within
-from embroute.policy.setup import divide
+from embroute.policy.setup import Setup, divide
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+
+TRIED = 300  # effort with which crews are tried before the first step
 
 
 def _excess(view: View, worker_S: I32) -> int:
@@ -86,7 +99,9 @@ def sharing(given: Search) -> Dispatch:
         search = paced(given, outlook, samples)
         if not view.window.step and search.free:
             check_ranges(search, setup.num_workers)
-        if due(view, search):
+        if not view.window.step and search.crew:
+            outlook = begin(view, search)
+        elif due(view, search):
             outlook = choose_crew(view, search)
         price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
         if not price_PAV.any():
@@ -96,5 +111,28 @@ def sharing(given: Search) -> Dispatch:
         settle(dealt)
         return Dealing(_fits(view, search, dealt), carried(dealt, outlook))
 
-    ahead = max(1, given.ahead)
-    return Dispatch("sharing", choose, ahead=ahead, timed=given.timed, free=given.free)
+    ahead, rehearsal = max(1, given.ahead), None
+    if given.free and given.changes and not given.crew:
+        rehearsal = Rehearsal(REHEARSED, partial(_crews, given))
+    return Dispatch(
+        "sharing",
+        choose,
+        ahead=ahead,
+        timed=given.timed,
+        free=given.free,
+        rehearsal=rehearsal,
+    )
+
+
+def _crews(given: Search, setup: Setup, samples: int) -> list[Way]:
+    """A run with each crew, none where a user says who gets how many samples."""
+    if setup.shares or setup.num_workers == 1:
+        return []
+    check_ranges(given, setup.num_workers)
+    ways = []
+    for crew in crews(setup):
+        if possible(crew, given, setup):
+            own = replace(given, crew=tuple(crew.tolist()))
+            trial = replace(own, effort=min(TRIED, given.effort), paced=False, changes=False)
+            ways.append(Way(sharing(trial), sharing(own), at_least(crew, samples, setup)))
+    return ways

@@ -1,0 +1,218 @@
+"""What steps take on real ranks behind unequal links, beside what the cost model says they take.
+
+`python -m benchmarks.rhythm TESTBED --data FOLDER` as root: the script that makes the links, and
+the folder that holds online_retail, criteo_adkdd21 and globo. Workers sleep for as long as their
+samples are said to compute, so that two cores suffice for eight workers and what is measured is
+how transfers and compute follow each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.exchange import ADDRESS
+from benchmarks.own import RIVALS
+from benchmarks.ranks import run_ranks
+from benchmarks.record import markdown, record
+from benchmarks.sanity import opened_traces
+from benchmarks.workload import Clock, loss_of
+from embroute.cluster import Cluster, star
+from embroute.data.arrays import ArraySource
+from embroute.data.batch import Batch, Source
+from embroute.data.schema import Field, Schema, Table
+from embroute.data.stream import batches
+from embroute.models.embeddings import FieldEmbeddings
+from embroute.models.samples import Samples
+from embroute.policy.catalog import make_policy
+from embroute.policy.setup import Setup
+from embroute.simulate import Job, choose_workers, measure
+
+# The table's setting (edge-8, dim 512, 0.05 ms per sample) twenty times slower: rows of 102 floats.
+FAST, SLOW, DIM, COMPUTE_S = 0.05, 0.005, 102, 1e-3
+SHARD_GBIT = 10.0
+OWN = "embroute(effort=500)"
+NOTE = (
+    "Eight workers x 128, each a process of its own in a network of its own, a shard and a "
+    "coordinator; four links at 50 Mbit/s, four at 5, rows of 102 floats, 1 ms of sleep per sample "
+    "in place of compute: the table's setting (edge-8, dim 512, 0.05 ms) twenty times slower, so "
+    "that two cores carry it. Caches of 10 %, mean of 40 steps after 20. Policies also with "
+    "`workers=fast`, where that is another number of workers. Foretold: by the cost model, which "
+    "knows nothing of TCP's headers, nor of the processors' time at both ends of a link."
+)
+PREFIX = "rb-"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy on a trace that lies in a file; `gbit` of every worker's link."""
+
+    trace: str
+    policy: str
+    gbit: Sequence[float]
+    steps: int = 60
+    warmup: int = 20
+
+
+def cluster_of(case: Case) -> Cluster:
+    return replace(star(case.gbit, SHARD_GBIT), compute_s_per_sample=COMPUTE_S)
+
+
+def save(source: Source, path: Path, samples: int) -> None:
+    """Keep the first samples of a trace in a file that every rank can read at once."""
+    found = next(batches(source, samples))
+    sizes = [table.num_rows for table in source.schema.tables]
+    tables = [field.table for field in source.schema.fields]
+    np.savez(path, rows=found.rows, offsets=found.offsets, sizes=sizes, tables=tables)
+
+
+def load(path: str) -> ArraySource:
+    """The same as a source; labels are drawn."""
+    kept = np.load(path)
+    tables = tuple(Table(f"t{i}", int(size)) for i, size in enumerate(kept["sizes"]))
+    fields = tuple(Field(f"f{i}", int(table)) for i, table in enumerate(kept["tables"]))
+    count = (len(kept["offsets"]) - 1) // len(fields)
+    label = np.random.default_rng(0).integers(0, 2, count).astype(np.float32)
+    nothing = np.zeros((count, 0), np.float32)
+    batch = Batch(kept["rows"], kept["offsets"], nothing, label, len(fields))
+    return ArraySource(Schema(tables, fields, (), True), batch)
+
+
+def job_of(case: Case) -> Job:
+    source = load(case.trace)
+    return Job(source, Setup(source.schema, cluster_of(case), DIM), case.steps, case.warmup)
+
+
+class Asleep(nn.Module):
+    """The sum of a sample's rows; whoever calls it sleeps for the rest."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        self.embeddings = FieldEmbeddings(schema, [DIM] * len(schema.tables), device="meta")
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, samples: Samples) -> torch.Tensor:
+        """Logits (N,)."""
+        return self.embeddings.stacked(samples).sum((1, 2)) + self.bias
+
+
+class Read:
+    """The coordinator's batches."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    def __iter__(self) -> Iterator[Batch]:
+        size = 128 * 8
+        return islice(batches(load(self._case.trace), size), self._case.steps)
+
+
+def rank(case: Case) -> dict[str, object]:
+    """One rank of a real run."""
+    import embroute
+
+    model = Asleep(load(case.trace).schema)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    cluster, clock = cluster_of(case), Clock(case.warmup)
+    ready = embroute.prepare(
+        model, optimizer, Read(case), policy=case.policy, cache=0.1, network=cluster
+    )
+    for samples in ready.loader:
+        assert isinstance(samples, Samples)
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        loss = loss_of(model, samples)
+        assert ready.run is not None
+        assert ready.run.work is not None
+        count = ready.run.work.about.num_samples
+        time.sleep(max(0.0, began + count * COMPUTE_S - time.perf_counter()))
+        ready.backward(loss)
+        optimizer.step()
+        clock.tick()
+    return clock.result()
+
+
+def testbed(script: str, *arguments: str) -> None:
+    environment = os.environ | {"PREFIX": PREFIX, "SHARD_RATE": f"{SHARD_GBIT:g}gbit"}
+    subprocess.run(["bash", script, *arguments], env=environment, check=True)
+
+
+def real_ms(case: Case, script: str) -> float:
+    """Mean milliseconds of a step on real ranks, as the first worker saw them."""
+    testbed(script, "up", *(f"{gbit:g}gbit" for gbit in case.gbit))
+    try:
+        nodes = ["shard", "shard", *(f"w{i}" for i in range(len(case.gbit)))]
+        prefixes = [["ip", "netns", "exec", PREFIX + node] for node in nodes]
+        found = run_ranks("benchmarks.rhythm", asdict(case), len(nodes), prefixes, ADDRESS)
+    finally:
+        testbed(script, "down")
+    return float(np.mean(np.array(found[2]["step_ms"])))
+
+
+def on_its_workers(case: Case) -> Case:
+    """The same policy on the workers it chooses, and no others there."""
+    workers = choose_workers(make_policy(case.policy), job_of(case))
+    name = case.policy.replace(", workers=fast", "").replace("(workers=fast)", "")
+    return replace(case, policy=name, gbit=[case.gbit[w] for w in workers])
+
+
+def foretold_ms(case: Case) -> float:
+    """What the cost model says of a step."""
+    job = job_of(case)
+    batch = 128 * 8  # however many workers
+    job = replace(job, setup=replace(job.setup, batch_size=batch))
+    return 1e3 * measure(make_policy(case.policy), job).step_time_s
+
+
+def rows_of(name: str, path: Path, script: str, policies: Sequence[str]) -> list[list[str]]:
+    """A trace's policies, and ours over the best of the others."""
+    gbit, rows = [FAST] * 4 + [SLOW] * 4, []
+    own, others = [np.inf, np.inf], [np.inf, np.inf]
+    cases = [on_its_workers(Case(str(path), policy, gbit)) for policy in policies]
+    for case in {(case.policy, len(case.gbit)): case for case in cases}.values():
+        foretold, real = found = foretold_ms(case), real_ms(case, script)
+        shown = f"{case.policy}, {len(case.gbit)} workers"
+        print(name, shown, f"{foretold:.1f} {real:.1f}", flush=True)
+        rows.append([name, shown, f"{foretold:.1f}", f"{real:.1f}", f"{real / foretold:.2f}"])
+        best = own if case.policy == OWN else others
+        best[:] = np.minimum(best, found).tolist()
+    ratios = [f"{ours / theirs:.3f}" for ours, theirs in zip(own, others, strict=True)]
+    return [*rows, [name, "embroute over the best other", *ratios, ""]]
+
+
+def main() -> None:
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        print(json.dumps(rank(Case(**json.loads(sys.argv[1])))))
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("testbed", help="script that makes the links")
+    parser.add_argument("--traces", default="", help="part of a trace's name: only those")
+    parser.add_argument("--policies", nargs="*", default=[*RIVALS, OWN])
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    rows = []
+    with opened_traces(parser) as (given, sources), tempfile.TemporaryDirectory() as scratch:
+        chosen = {name: s for name, s in sources.items() if given.traces in name}
+        for i, (name, source) in enumerate(chosen.items()):
+            path = Path(scratch) / f"{i}.npz"
+            save(source, path, 128 * 8 * 70)
+            rows += rows_of(name, path, given.testbed, given.policies)
+    headings = ["trace", "policy", "foretold ms", "took ms", "took over foretold"]
+    body = f"{NOTE}\n\n{markdown(headings, rows)}"
+    record("rhythm", "Steps on real ranks beside the cost model", body)
+
+
+if __name__ == "__main__":
+    main()

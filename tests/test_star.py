@@ -1,0 +1,114 @@
+"""Sums by way of the first shard: whose parts, in what order, and for which sizes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from embroute.cluster import Worker, open_cluster, star
+from embroute.cost import link_bytes, sums_by_shard
+from embroute.policy.catalog import make_policy
+from embroute.policy.plan import traffic
+from embroute.policy.plans import plans, start
+from embroute.runtime.exchange import Hub, LocalChannel
+from embroute.runtime.star import StarSums, add_up, can_add_up
+from embroute.simulate import Job
+from tests.test_crew import job
+
+CENTRE = "shard0"
+
+
+def together(num_workers: int, own: Callable[[int, StarSums], object]) -> dict[int, object]:
+    """What every worker finds while the centre adds up."""
+    hub, found, failed = Hub(), dict[int, object](), list[BaseException]()
+    names = [f"worker{i}" for i in range(num_workers)]
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+            hub.abort()
+
+    def worker(i: int) -> None:
+        sums = StarSums(LocalChannel(hub, "star", names[i]), CENTRE)
+        found[i] = own(i, sums)
+        sums.leave()
+
+    jobs: list[Callable[[], None]] = [
+        lambda: add_up(LocalChannel(hub, "star", CENTRE), names),
+        *(lambda i=i: worker(i) for i in range(num_workers)),
+    ]
+    threads = [threading.Thread(target=guarded, args=(each,)) for each in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    if failed:
+        raise next(e for e in failed if isinstance(e, RuntimeError) and "different" in str(e))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("adds", [(True, True, True), (False, True, True), (False, False, False)])
+def test_sums_are_taken_in_the_order_of_workers(adds: Sequence[bool], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(7)
+    parts = torch.randn(5, 3, 40, generator=generator, dtype=dtype)
+
+    def own(i: int, sums: StarSums) -> list[torch.Tensor]:
+        flats = [part[i].clone() for part in parts]
+        for flat in flats:
+            sums.sum(flat, adds[i])
+        return flats
+
+    expected = []
+    for part in parts:
+        total = torch.zeros(40, dtype=dtype)
+        for i in np.flatnonzero(adds):
+            total = total + part[i]
+        expected.append(total)
+    for flats in together(3, own).values():
+        assert isinstance(flats, list)
+        for flat, total in zip(flats, expected, strict=True):
+            assert torch.equal(flat, total)
+
+
+def test_workers_must_add_up_the_same() -> None:
+    with pytest.raises(RuntimeError, match="different things"):
+        together(2, lambda i, sums: sums.sum(torch.zeros(3 + i)))
+
+
+def test_what_can_be_added_up() -> None:
+    assert can_add_up(torch.zeros(1))
+    assert not can_add_up(torch.zeros(1, dtype=torch.bfloat16))
+    assert not can_add_up(torch.zeros(1, device="meta"))
+
+
+def test_where_the_shards_link_suffices() -> None:
+    """Eight parts at 10 Gbit/s take less than one at 0.5, and more than one at 100 of 100."""
+    edge, even = open_cluster("edge-8"), open_cluster("dc-8")
+    assert sums_by_shard(replace(edge, dense_bytes=1e9))
+    # Two workers and the shard at one rate: half of what the shard's link carries is a ring's.
+    assert not sums_by_shard(replace(star([1.0, 1.0], 1.0), dense_bytes=1e6))
+    assert sums_by_shard(replace(star([1.0, 1.0], 2.0), dense_bytes=1e6))
+    assert sums_by_shard(replace(even, dense_bytes=30e3))  # 8 x 30 KB in 0.02 ms
+    assert not sums_by_shard(replace(even, dense_bytes=32e3))
+    assert not sums_by_shard(replace(even, workers=(Worker(1), Worker(1))))
+    assert not sums_by_shard(edge, with_rows=True)
+
+
+def test_links_carry_every_part_once_each_way() -> None:
+    given: Job = job("edge-4", 0.1)
+    cluster = replace(given.setup.cluster, dense_bytes=1000.0)
+    policy = make_policy("vanilla")
+    step = next(plans(policy, given.batches(), start(policy, given.setup)))
+    moved = traffic(step.plan, given.setup)
+    with_dense, without = link_bytes(moved, cluster), link_bytes(moved, given.setup.cluster)
+    for own, other in zip(with_dense, without, strict=True):
+        assert (own - other).tolist() == [4000.0, 1000.0, 1000.0, 1000.0, 1000.0]
