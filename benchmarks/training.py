@@ -25,6 +25,7 @@ CASES: Mapping[str, Case] = {
     "dense part alone": Case("dense"),
     "embroute esd(1), cache 100 %": Case("embroute", "esd(1)", 1.0),
     "embroute esd(1), cache 10 %": Case("embroute", "esd(1)", 0.1),
+    "embroute in blocks, cache 100 %": Case("embroute", "dispatch=block sync=on-demand", 1.0),
     "embroute vanilla, cache 100 %": Case("embroute", "vanilla", 1.0),
     "embroute vanilla, cache 10 %": Case("embroute", "vanilla", 0.1),
     "TorchRec table-wise": Case("torchrec", "table-wise"),

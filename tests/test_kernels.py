@@ -21,6 +21,7 @@ from embroute.kernels.distinct import distinct
 from embroute.kernels.memory import places
 from embroute.kernels.orders import Spots, locate
 from embroute.kernels.places import number_touches
+from embroute.kernels.rows import Bags, pool, spread
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policy.sync.on_demand import coming_home
@@ -247,3 +248,29 @@ def test_number_touches(seed: int) -> None:
     np.testing.assert_array_equal(first, np.searchsorted(box_T[order], range(len(first))))
     np.testing.assert_array_equal(number_T[order] + first[box_T[order] & ~1], np.arange(count))
     np.testing.assert_array_equal(slots, (slot_T - first_slot_WA[worker_T, arena_T])[order])
+
+
+@few
+@given(seeds, st.booleans())
+def test_pool_and_spread(seed: int, mean: bool) -> None:
+    rng = np.random.default_rng(seed)
+    samples, fields, rows, width = (int(rng.integers(1, high)) for high in (6, 4, 9, 5))
+    touched = int(rng.integers(0, rows + 1))
+    first, last = sorted(rng.choice(fields + 1, 2, replace=False).tolist())
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, samples * fields))])
+    touch_L = rng.integers(-1, touched, offsets[-1]).astype(np.int32)
+    bags = Bags(touch_L, offsets.astype(np.int64), fields, first, last, mean)
+    records, slot_T = rng.standard_normal((rows, width + 2)), rng.permutation(rows)[:touched]
+    chosen = [s * fields + f for s in range(samples) for f in range(first, last)]
+    of_bag = [touch_L[offsets[b] : offsets[b + 1]] for b in chosen]
+    real = [own[own >= 0] for own in of_bag]
+    share = [1 / max(1, len(own)) if mean else 1.0 for own in real]
+    pooled = np.empty((len(chosen), width))
+    pool(records, slot_T.astype(np.int32), bags, pooled)
+    expected = [records[slot_T[own], :width].sum(0) * s for own, s in zip(real, share, strict=True)]
+    np.testing.assert_allclose(pooled, expected, rtol=1e-14, atol=1e-14)
+    grad, found, summed = rng.standard_normal(pooled.shape), *np.zeros((2, touched, width))
+    spread(grad, bags, found)
+    for own, row, s in zip(real, grad, share, strict=True):
+        np.add.at(summed, own, row * s)
+    np.testing.assert_allclose(found, summed, rtol=1e-14, atol=1e-14)

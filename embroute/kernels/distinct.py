@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from embroute.kernels.codes import NEVER
 from embroute.kernels.jit import kernel
-from embroute.kernels.memory import GOLDEN
+from embroute.kernels.memory import AHEAD, GOLDEN, index, prefetch
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -63,19 +63,19 @@ def link(ring: Ring, rows_U: I64, step: int, base: int, oldest: int) -> tuple[I3
     mask = len(ring.step_G) - 1
     before_U = np.empty(len(rows_U), np.int32)
     last_U = np.empty(len(rows_U), np.int64)
-    # A loop this short keeps many cache misses in flight.
+    seen_R, step_G, later_G = ring.seen_R, ring.step_G, ring.later_G
     for u in range(len(rows_U)):
-        last_U[u] = ring.seen_R[rows_U[u]] - 1
+        prefetch(seen_R, (rows_U[index(min(u + AHEAD, len(rows_U) - 1))],))
+        row, here = index(rows_U[index(u)]), base + u
+        last_U[index(u)] = seen_R[row] - 1
+        seen_R[row] = here + 1
     for u in range(len(rows_U)):
-        row, last = rows_U[u], last_U[u]
-        before_U[u] = -1
+        last, here = last_U[index(u)], index((base + u) & mask)
+        step_G[here], later_G[here] = step, NEVER
+        before_U[index(u)] = -1
         if last >= oldest:
-            before_U[u] = ring.step_G[last & mask]
-            ring.later_G[last & mask] = step
+            before_U[index(u)] = step_G[index(last & mask)]
+            later_G[index(last & mask)] = step
         else:
-            last_U[u] = -1
-        here = base + u
-        ring.seen_R[row] = here + 1
-        ring.step_G[here & mask] = step
-        ring.later_G[here & mask] = NEVER
+            last_U[index(u)] = -1
     return before_U, last_U

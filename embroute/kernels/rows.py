@@ -141,20 +141,6 @@ class Bags(NamedTuple):
 
 
 @inlined
-def _add(goal_X: Floats, row_X: Floats, share: float) -> None:
-    """Add a share of a row, as wide as the narrower of both."""
-    for x in range(min(len(goal_X), len(row_X))):
-        goal_X[x] += row_X[x] * share
-
-
-@inlined
-def _bag(bags: Bags, b: int) -> int:
-    """Where the b-th of the chosen fields' bags lies among all bags."""
-    chosen = bags.last - bags.first
-    return (b // chosen) * bags.num_fields + bags.first + b % chosen
-
-
-@inlined
 def _real(touch_L: npt.NDArray[np.int32], start: int, stop: int) -> int:
     """Look-ups that are not padding."""
     count = 0
@@ -163,35 +149,80 @@ def _real(touch_L: npt.NDArray[np.int32], start: int, stop: int) -> int:
     return count
 
 
+@inlined
+def _touch_after(touch_L: npt.NDArray[np.int32], i: int) -> int:
+    """A touch that will be looked up soon."""
+    return int(max(touch_L[index(min(i + ROWS_AHEAD, len(touch_L) - 1))], 0))
+
+
 @kernel
-def pool(values_TX: Floats, bags: Bags, out_BX: Floats) -> None:
-    """Sum, or mean, of the rows of each bag; nothing but padding gives zeros."""
-    touch_L, offsets_B = bags.touch_L, bags.offsets_B
+def _pool_bag(
+    records_NX: Floats, slot_T: npt.NDArray[np.int32], touch_I: npt.NDArray[np.int32], out_X: Floats
+) -> None:
+    """Sum of the rows of one bag, in the order of its look-ups."""
+    out_X[:] = 0
+    for touch in touch_I:
+        if touch >= 0:
+            row = index(slot_T[index(touch)])
+            for x in range(len(out_X)):
+                out_X[x] += records_NX[row, index(x)]
+
+
+@inlined
+def _bag(bags: Bags, b: int) -> int:
+    """Where the b-th of the chosen fields' bags lies among all bags."""
+    chosen = bags.last - bags.first
+    if chosen == bags.num_fields:
+        return b
+    return (b // chosen) * bags.num_fields + bags.first + b % chosen
+
+
+@kernel
+def pool(records_NX: Floats, slot_T: npt.NDArray[np.int32], bags: Bags, out_BX: Floats) -> None:
+    """Sum, or mean, of the rows of each bag; nothing but padding gives zeros.
+
+    Rows are read where they lie: side by side first would be one more pass over them.
+    """
+    touch_L, offsets_B, columns = bags.touch_L, bags.offsets_B, out_BX.shape[1]
     for b in range(len(out_BX)):
         bag = _bag(bags, b)
-        start, stop = offsets_B[bag], offsets_B[bag + 1]
+        start, stop = index(offsets_B[index(bag)]), index(offsets_B[index(bag + 1)])
+        if start < stop and len(slot_T):
+            prefetch_row(records_NX, slot_T[index(_touch_after(touch_L, start))], columns)
         if stop - start == 1 and touch_L[start] >= 0:
-            out_BX[b] = values_TX[touch_L[start]]
+            row = index(slot_T[index(touch_L[start])])
+            for x in range(columns):
+                out_BX[index(b), index(x)] = records_NX[row, index(x)]
             continue
-        out_BX[b] = 0
-        for i in range(start, stop):
-            if touch_L[i] >= 0:
-                _add(out_BX[b], values_TX[touch_L[i]], 1.0)
+        _pool_bag(records_NX, slot_T, touch_L[start:stop], out_BX[b])
         if bags.mean:
             out_BX[b] /= max(1, _real(touch_L, start, stop))
+
+
+@inlined
+def _add(goal_TX: Floats, t: int, grad_BX: Floats, b: int, share: float) -> None:
+    """Add a share of a row to another; the whole of it in the rows' own precision."""
+    if share == 1.0:
+        for x in range(grad_BX.shape[1]):
+            goal_TX[t, index(x)] += grad_BX[b, index(x)]
+    else:
+        for x in range(grad_BX.shape[1]):
+            goal_TX[t, index(x)] += grad_BX[b, index(x)] * share
 
 
 @kernel
 def spread(grad_BX: Floats, bags: Bags, grad_TX: Floats) -> None:
     """Add the gradient of each bag to the rows it was made of: what `pool` is to values."""
-    touch_L, offsets_B = bags.touch_L, bags.offsets_B
+    touch_L, offsets_B, columns = bags.touch_L, bags.offsets_B, grad_BX.shape[1]
     for b in range(len(grad_BX)):
         bag = _bag(bags, b)
-        start, stop = offsets_B[bag], offsets_B[bag + 1]
+        start, stop = index(offsets_B[index(bag)]), index(offsets_B[index(bag + 1)])
+        if start < stop:
+            prefetch_row(grad_TX, index(_touch_after(touch_L, start)), columns)
         share = 1.0 / max(1, _real(touch_L, start, stop)) if bags.mean else 1.0
         for i in range(start, stop):
             if touch_L[i] >= 0:
-                _add(grad_TX[touch_L[i]], grad_BX[b], share)
+                _add(grad_TX, index(touch_L[i]), grad_BX, index(b), share)
 
 
 @kernel

@@ -14,12 +14,14 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from embroute.runtime.exchange import Channel, GlooChannel
+from embroute.runtime.exchange import Channel, GlooChannel, Sums
 from embroute.runtime.heartbeat import Heartbeat
 from embroute.runtime.job import Settings
 from embroute.runtime.layout import Layout, on_one_node
 from embroute.runtime.links import Links, open_channels
 from embroute.runtime.seat import Seat, names
+from embroute.runtime.streams import StreamChannel
+from embroute.runtime.sums import FEW, shared_sums
 
 EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
 CONNECT_S = 60.0
@@ -39,12 +41,15 @@ def _links(layout: Layout) -> Links:
     coordinator, *others = names(layout.num_workers, layout.num_shards)
     shards, workers = others[: layout.num_shards], others[layout.num_shards :]
     stars = [(coordinator, other) for other in others]
-    return {
+    links = {
         "plans": stars,
         "rows": list(itertools.product(shards, workers)),
         "answers": stars,
         "star": [(shards[0], worker) for worker in workers],
     }
+    if 1 < len(workers) <= FEW:
+        links["sums"] = list(itertools.combinations(workers, 2))
+    return links
 
 
 def _channels(name: str, rank_of: dict[str, int], layout: Layout) -> Mapping[str, Channel]:
@@ -54,7 +59,15 @@ def _channels(name: str, rank_of: dict[str, int], layout: Layout) -> Mapping[str
         raise ValueError(f"{EXCHANGE} must be {SOCKETS} or {GLOO}, got {means!r}")
     if means == SOCKETS and sys.platform == "linux":
         return open_channels(_job_store(CONNECT_S), name, links, CONNECT_S)
-    return {kind: _group(rank_of, sorted(rank_of)) for kind in links}
+    return {kind: _group(rank_of, sorted(rank_of)) for kind in links if kind != "sums"}
+
+
+def _sums(name: str, dense: GlooChannel, found: Mapping[str, Channel]) -> Sums:
+    """What adds up over workers: memory of one host, or torch's group."""
+    near = found.get("sums")
+    if not (name.startswith("worker") and isinstance(near, StreamChannel)):
+        return dense
+    return shared_sums(dense, near, int(name.removeprefix("worker")), CONNECT_S)
 
 
 def _job_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
@@ -120,7 +133,8 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
         dense = _group(rank_of, [f"worker{i}" for i in range(layout.num_workers)])
         found = _channels(name, rank_of, layout)
         plans, rows, answers, star = (found[kind] for kind in ("plans", "rows", "answers", "star"))
-        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, dense, answers, star)
+        sums = _sums(name, dense, found)
+        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, sums, answers, star)
     # Not after an error: taking the groups down would wait for the lost.
     for channel in found.values():
         channel.close()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from embroute.data.schema import Schema
-from embroute.kernels.rows import Bags, Floats, gather, pool, spread
+from embroute.kernels.rows import Bags, Floats, pool, spread
 from embroute.models.samples import Samples
 from embroute.runtime.feed import Call
 
@@ -44,12 +44,11 @@ class Desk:
     device: str = "cpu"
     reading: Reading | None = None
     _leaves: list[tuple[torch.Tensor, Bags, int]] = field(default_factory=list)
-    _values: dict[int, Floats] = field(default_factory=dict)
 
     def begin(self, reading: Reading) -> None:
         """A new step: what the last one looked up is forgotten."""
         self.reading = reading
-        self._leaves, self._values = [], {}
+        self._leaves = []
 
     def look_up(self, call: Call, mean: bool) -> torch.Tensor:
         """Pooled rows of a call: samples x its shape x width."""
@@ -58,26 +57,16 @@ class Desk:
         bags = Bags(
             reading.touch_L, reading.offsets, reading.num_fields, call.first, call.last, mean
         )
-        values = self._values_of(arena)
+        records = reading.records_A[arena]
         count = reading.num_samples * (call.last - call.first)
-        out = np.empty((count, self.arenas[arena]), values.dtype)
-        pool(values, bags, out)
+        out = np.empty((count, self.arenas[arena]), records.dtype)
+        pool(records, reading.slot_AT[arena], bags, out)
         shape = (reading.num_samples, *call.tail, self.arenas[arena])
         leaf = torch.from_numpy(out).reshape(shape).to(self.device)
         if torch.is_grad_enabled():
             leaf.requires_grad_()
             self._leaves.append((leaf, bags, arena))
         return leaf
-
-    def _values_of(self, arena: int) -> Floats:
-        """The step's rows side by side: each is fetched once from a large cache, then reused."""
-        if arena not in self._values:
-            reading = self.open()
-            records, slots = reading.records_A[arena], reading.slot_AT[arena]
-            values = np.empty((len(slots), self.arenas[arena]), records.dtype)
-            gather(records, slots, values)
-            self._values[arena] = values
-        return self._values[arena]
 
     def open(self) -> Reading:
         """What the step reads."""

@@ -36,6 +36,7 @@ from embroute.runtime.routed import Desk, Reading, RoutedLayer
 from embroute.runtime.script import Orders
 from embroute.runtime.seat import Seat
 from embroute.runtime.star import StarSums, can_add_up
+from embroute.runtime.sums import SharedSums
 from embroute.runtime.tensor_feed import TensorFeed
 from embroute.runtime.worker import Rows
 
@@ -198,9 +199,13 @@ class Dense:
         return sums[len(grads) : -1], float(sums[-1][0])
 
     def _sum(self, flat: torch.Tensor, adds: bool, with_rows: bool) -> None:
-        """By way of a shard, or round a ring, which sends every byte but its own share twice."""
+        """Through memory of one host, by way of a shard, or round a ring.
+
+        A ring sends every byte but those of its own share twice.
+        """
         workers = self.seat.num_workers
-        if sums_by_shard(self.cluster, with_rows) and can_add_up(flat):
+        near = isinstance(self.seat.dense, SharedSums)
+        if sums_by_shard(self.cluster, with_rows) and can_add_up(flat) and not near:
             self._star.sum(flat, adds)
             self.sent_bytes += flat.nbytes if adds else 0
         else:
