@@ -44,25 +44,32 @@ def test_transmission_cost() -> None:
     assert transmission_cost(priced(), two_worker_star(100.0)) == pytest.approx(13.4)
 
 
+def without_rows() -> Traffic:
+    """The same with nothing all-reduced but dense gradients, 40 bytes."""
+    return replace(priced(), hot_rows=0, hot_bytes=0)
+
+
 def test_step_time() -> None:
-    time = step_time(priced(), two_worker_star(100.0))
+    time = step_time(without_rows(), two_worker_star(100.0))
     # Four samples and two.
     assert time.compute_W.tolist() == [2.0, 1.0]
-    # By way of the shard, 2 x 48/100 s, less than 48/5: (40 dense + 8 hot) bytes up and down.
-    sums = np.array([[4.8, 9.6], [2.4, 9.6]])
+    # By way of the shard, 2 x 40/100 s, less than 40/5: 40 bytes up and down.
+    sums = np.array([[4.0, 8.0], [2.0, 8.0]])
     # Worker 0: (40 + 12)/20 down. Worker 1: the longer of 15/5 up and 6/5 down, and its latency.
     assert time.early_W.tolist() == pytest.approx([2.6, 4.0])
     assert time.urgent_W.tolist() == pytest.approx(sums[0] + [2.0, 0.0])
     assert time.late_W.tolist() == pytest.approx(sums[1] + [0.0, 3.0])
-    # Out of the shard's host: pulls 40 + 10, lists 12 + 6 (its own 4 stay inside), sums 2 x 48.
-    assert time.shard_s == pytest.approx(1.64)
-    # The longer of 2.4 + max(2, 2.6) + 4.8 + 2 and 9.6 + 3 + max(1, 4) + 9.6
-    assert time.turn_W.tolist() == pytest.approx([11.8, 26.2])
-    assert time.total_s == pytest.approx(26.2)
+    # Out of the shard's host: pulls 40 + 10, lists 12 + 6 (its own 4 stay inside), sums 2 x 40.
+    assert time.shard_s == pytest.approx(1.48)
+    # The longer of 2 + max(2, 2.6) + 4 + 2 and 8 + 3 + max(1, 4) + 8
+    assert time.turn_W.tolist() == pytest.approx([10.6, 23.0])
+    assert time.total_s == pytest.approx(23.0)
 
 
 def test_step_time_with_a_ring() -> None:
-    """A shard at 9 bytes/s would take 2 x 48/9 s for the sum, more than a ring."""
+    """Gradients of rows go round a ring, and so does what a shard at 9 bytes/s is too slow for."""
+    slow = step_time(without_rows(), two_worker_star(9.0))
+    assert slow.allreduce_s == pytest.approx(40 / 5)
     time = step_time(priced(), two_worker_star(9.0))
     # Once over the slowest link.
     assert time.allreduce_s == pytest.approx(48 / 5)
@@ -72,9 +79,9 @@ def test_step_time_with_a_ring() -> None:
 
 
 def test_whoever_has_no_samples_has_nothing_to_add_up() -> None:
-    time = step_time(replace(priced(), samples_W=np.array([6, 0])), two_worker_star(100.0))
-    assert time.urgent_W.tolist() == pytest.approx([6.8, 0.0])
-    assert time.late_W.tolist() == pytest.approx([2.4, 12.6])
+    time = step_time(replace(without_rows(), samples_W=np.array([6, 0])), two_worker_star(100.0))
+    assert time.urgent_W.tolist() == pytest.approx([6.0, 0.0])
+    assert time.late_W.tolist() == pytest.approx([2.0, 11.0])
 
 
 def test_step_time_is_at_least_the_busiest_shard_link() -> None:
@@ -85,13 +92,13 @@ def test_ranks_of_one_host_use_no_link() -> None:
     """The shard beside worker 0: its rows cost nothing, and only worker 1's lists leave."""
     apart = two_worker_star(100.0)
     beside = replace(apart, shards=(1,), coordinator=1)
-    # Worker 1 as before, 5, and its part of the sum and the sum, 3.2.
-    assert transmission_cost(priced(), beside) == pytest.approx(8.2)
+    # Worker 1 as before, 5, and the all-reduce, 4.4.
+    assert transmission_cost(priced(), beside) == pytest.approx(9.4)
     # Host 1 now carries worker 1's late 10 bytes up at 10 bytes/s, and 6 bytes of lists early.
     time = step_time(priced(), beside)
-    assert time.urgent_W.tolist() == pytest.approx([0.0, 9.6])
+    assert time.urgent_W.tolist() == [0.0, 0.0]
     assert time.early_W.tolist() == pytest.approx([max(6 / 10, 15 / 20), 4.0])
-    assert time.late_W.tolist() == pytest.approx([1.0, 12.6])
+    assert time.late_W.tolist() == pytest.approx([1.0, 3.0])
     alone = replace(apart, workers=(Worker(1), Worker(1)), shards=(1,), coordinator=1)
     assert transmission_cost(priced(), alone) == 0
     assert step_time(priced(), alone).total_s == 2.0
