@@ -1,10 +1,13 @@
-"""The transfers of plans, one by one."""
+"""The transfers of plans, one by one, and what a replay of them remembers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from embroute.kernels.transfers import Transfers
+
+Key = tuple[int, int]  # (worker, row)
 
 
 class Transfer(NamedTuple):
@@ -22,3 +25,26 @@ class Transfer(NamedTuple):
 def unpack(transfers: Transfers) -> list[Transfer]:
     """Transfers one by one."""
     return [Transfer(*values) for values in zip(*(c.tolist() for c in transfers), strict=True)]
+
+
+@dataclass
+class Copy:
+    """A worker's copy of a row: the updates in it, and those nobody else has yet (HET)."""
+
+    row: int
+    value: int
+    has_state: bool
+    clock: int
+    start: int
+    unsent: int = 0
+
+
+@dataclass
+class Memory:
+    """What the step before did: who trained what where, and what left lazily or urgently."""
+
+    rows: set[int] = field(default_factory=set)
+    copies: set[Key] = field(default_factory=set)  # (worker, row)
+    slots: set[tuple[int, int]] = field(default_factory=set)  # (worker, slot)
+    urgent: set[int] = field(default_factory=set)
+    lazy: set[int] = field(default_factory=set)

@@ -9,7 +9,6 @@ cells, clocks or marks; plans and the setup are all it knows.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,9 +18,7 @@ from embroute.kernels.transfers import Transfers
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan
 from embroute.policy.setup import Setup
-from tests.moves import Transfer, unpack
-
-Key = tuple[int, int]  # (worker, row)
+from tests.moves import Copy, Key, Memory, Transfer, unpack
 
 
 class LawBrokenError(AssertionError):
@@ -32,29 +29,6 @@ def demand(truth: bool, *message: object) -> None:
     """Complain unless it is true."""
     if not truth:
         raise LawBrokenError(" ".join(map(str, message)))
-
-
-@dataclass
-class Copy:
-    """A worker's copy of a row: the updates in it, and those nobody else has yet (HET)."""
-
-    row: int
-    value: int
-    has_state: bool
-    clock: int
-    start: int
-    unsent: int = 0
-
-
-@dataclass
-class Memory:
-    """What the step before did: who trained what where, and what left lazily or urgently."""
-
-    rows: set[int] = field(default_factory=set)
-    copies: set[Key] = field(default_factory=set)  # (worker, row)
-    slots: set[tuple[int, int]] = field(default_factory=set)  # (worker, slot)
-    urgent: set[int] = field(default_factory=set)
-    lazy: set[int] = field(default_factory=set)
 
 
 class Referee:
@@ -85,6 +59,7 @@ class Referee:
         self._returns(plan)
         landing = self._evictions(plan)
         pulled = self._pulls(plan)
+        self._begin(plan)
         self._slots(plan)
         self._reads(pulled)
         bits = self._train()
@@ -271,6 +246,20 @@ class Referee:
             self.slot_of[worker][row] = slot
             pulled.add((worker, row))
         return pulled
+
+    def _begin(self, plan: Plan) -> None:
+        """Rows that workers make: initial values, which contain no update."""
+        new = np.flatnonzero(plan.decision.need_T == codes.NEW)
+        rows = plan.rows.rows_U[plan.touches.unique_T[new]].tolist()
+        self.begun = list(zip(plan.touches.worker_T[new].tolist(), rows, strict=True))
+        for (worker, row), slot in zip(
+            self.begun, plan.placement.slot_T[new].tolist(), strict=True
+        ):
+            demand(self.policy.sync.makes and self.setup.seeded, "nobody may make row", row)
+            demand(self.made[row] == 0, "law 3: made, but trained before: row", row)
+            self._make_room(Transfer(worker, row, slot, 0, 0, codes.VALUE_STATE, codes.LATE))
+            self.copies[worker][slot] = Copy(row, 0, True, 0, 0)
+            self.slot_of[worker][row] = slot
 
     def _make_room(self, move: Transfer) -> None:
         """What the pull overwrites: the same row, nothing, or a clean copy nobody uses now."""

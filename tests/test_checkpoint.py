@@ -11,10 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +27,15 @@ from embroute.cli import cli
 from embroute.cluster import uniform
 from embroute.data.schema import Schema, Table
 from embroute.policy.catalog import make_policy
-from embroute.policy.decide import advance, plan_step
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
-from embroute.policy.state import State
 from embroute.runtime import checkpoint, checkpoint_files
+from embroute.runtime.brain import save_brain
 from embroute.runtime.checkpoint import Stateful, Training, identity_of, load_shard, save_shard
 from embroute.runtime.checkpoint_files import Manifest, claim, find, latest, partial, read_manifest
 from embroute.runtime.optim import RowOptimizer
 from embroute.runtime.places import Places
 from embroute.runtime.store import CacheStore, ShardStore, Widths
-from tests.workloads import long_workload
 
 torch.set_num_threads(1)
 Patch = pytest.MonkeyPatch
@@ -82,7 +79,7 @@ def write_checkpoint(
     files = [save_shard(part, store, places, k) for k, store in enumerate(stores)]
     files.append(checkpoint.save_dense(part, Training(MODEL, [], {}), RANDOM))
     state = start(make_policy("esd(1)"), places.setup)
-    files.append(checkpoint.save_brain(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
+    files.append(save_brain(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
     identity = identity_of(places, ADAGRAD, dtype, MODEL)
     manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files))
     return checkpoint_files.commit(folder, manifest, keep)
@@ -291,45 +288,6 @@ def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     odd = SimpleNamespace(state_dict=lambda: {"seen": [{1}]})
     with pytest.raises(ValueError, match=r"^extra.odd.seen.0 is a set: a checkpoint holds numbers"):
         checkpoint.save_dense(tmp_path, replace(training, extras={"odd": odd}), RANDOM)
-
-
-def contents(state: State) -> dict[str, Any]:
-    """Whatever a state holds, found by its declaration."""
-    found: dict[str, Any] = {one.name: getattr(state, one.name) for one in fields(state)}
-    [found.update(found.pop(part)._asdict()) for part in ("caches", "cells", "order", "outlook")]
-    return found
-
-
-@pytest.mark.parametrize("name", ["esd(1)", "het(4)", "fae", "bagpipe(3)", "herald", "embroute"])
-def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
-    policy, workload = make_policy(name), long_workload("sgd")
-    state, loaded = workload.start(policy), workload.start(policy)
-    loaded.ranking = loaded.ranking[::-1].copy()
-    for step, window in zip(range(40), workload.windows(policy, state), strict=False):
-        plan = plan_step(policy, window, state)
-        if step >= 20:
-            again = plan_step(policy, window, loaded)
-            np.testing.assert_array_equal(plan.worker_S, again.worker_S)
-            np.testing.assert_array_equal(plan.placement.slot_T, again.placement.slot_T)
-            advance(loaded, again)
-        advance(state, plan)
-        if step == 19:
-            checkpoint.save_brain(tmp_path, state, {"epoch": 3, "of": None})
-            assert checkpoint.load_brain(tmp_path, loaded) == {"epoch": 3, "of": None}
-        for key, value in contents(state).items() if step >= 19 else ():
-            np.testing.assert_array_equal(value, contents(loaded)[key], key, strict=True)
-
-
-def test_a_brain_of_another_job_is_refused(tmp_path: Path) -> None:
-    def brain(rows: tuple[int, int], workers: int) -> State:
-        schema = Schema((Table("a", rows[0]), Table("b", rows[1])), ())
-        return start(make_policy("esd(1)"), Setup(schema, uniform(workers, 1), (4, 8)))
-
-    checkpoint.save_brain(tmp_path, brain((20, 40), 2), {})
-    with pytest.raises(ValueError, match=r"'slot_WCF' has the shape \[2, 6, 4\], expected"):
-        checkpoint.load_brain(tmp_path, brain((20, 40), 3))
-    with pytest.raises(ValueError, match="the caches have other capacities in the checkpoint"):
-        checkpoint.load_brain(tmp_path, brain((40, 20), 2))
 
 
 def test_a_worker_gets_its_cache_back(tmp_path: Path) -> None:

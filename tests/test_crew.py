@@ -27,7 +27,7 @@ from embroute.kernels.foretell import (
     touched,
 )
 from embroute.kernels.shares import Grown, shortest
-from embroute.kernels.uses import Nodes, total
+from embroute.kernels.uses import NEW_USE, USE_KINDS, Nodes, total
 from embroute.policy.catalog import make_policy
 from embroute.policy.dispatch import crew, sharing
 from embroute.policy.dispatch.search import Search, paced
@@ -73,11 +73,9 @@ def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F
         if owner >= 0:
             out[t, owner, PUSH, URGENT if kind >= 2 else EARLY] += record[VALUE_STATE, 0]
         for w in used:
-            if alone:
-                out[t, w, PULL, pull] += record[VALUE_STATE, 0]
-            else:
-                out[t, w, PUSH, push] += record[GRADIENT, 0]
-                out[t, w, PULL, pull] += record[VALUE, 0] * (w != owner)
+            pulls = kind < NEW_USE and w != owner
+            out[t, w, PULL, pull] += pulls * record[VALUE_STATE if alone else VALUE, 0]
+            out[t, w, PUSH, push] += 0 if alone else record[GRADIENT, 0]
     return out
 
 
@@ -96,7 +94,8 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
     before = np.arange(count, dtype=np.int32) - rows
     before[before < 0] = -1
     owner = random.integers(-1, workers, count).astype(np.int32)
-    kind = random.integers(0, 4, count).astype(np.uint8)
+    kind = random.integers(0, NEW_USE, count).astype(np.uint8)
+    kind[:2], owner[:2] = [NEW_USE, NEW_USE + 1], -1  # nobody has used these before
     nodes = Nodes(before, owner, kind, np.zeros(count, np.float32))
     lookups = [random.choice(workers, random.integers(1, 4), replace=False) for _ in range(count)]
     node_L = np.repeat(np.arange(count), [len(used) for used in lookups]).astype(np.int32)
@@ -128,7 +127,7 @@ def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
 def test_rows_move_between_steps_that_do_not_fit_at_once(slots: int, waiting: int) -> None:
     """Four rows, then the last of them and three new ones, alone at one worker of two homes."""
     before = np.array([-1, -1, -1, -1, 3, -1, -1, -1], np.int32)
-    home = np.array([0, 0, 0, 0, 0, 0, 4, 4], np.uint8)
+    home = np.array([0, 0, 0, 0, 0, 0, USE_KINDS, USE_KINDS], np.uint8)
     nodes = Nodes(before, np.full(8, -1, np.int32), home, np.zeros(8, np.float32))
     deal = Deal(np.ones((8, 1), np.uint8), np.array([0, 4, 8]))
     found, _ = told(nodes, deal, np.full((4, 1), 8.0), np.array([[slots]]), 2)

@@ -13,6 +13,7 @@ from embroute.config import Size
 from embroute.data.batch import PADDING
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.window import Horizon
+from embroute.kernels import codes
 from embroute.kernels.caches import find
 from embroute.kernels.transfers import StepRows, Transfers
 from embroute.policy.catalog import make_policy
@@ -56,9 +57,9 @@ def run(name: str, work: Workload) -> tuple[list[Plan], State]:
 def row_sequence(name: str, rows: list[int], capacity: int) -> list[tuple[str, int]]:
     """One worker, one row a step: 'hit' or 'miss', and the row that left, or -1."""
     plans, _ = run(name, workload([[[row]] for row in rows], capacity, workers=1))
-    return [
-        ("miss" if plan.misses else "hit", int(plan.placement.victim_T.max())) for plan in plans
-    ]
+    missed = [bool((plan.decision.need_T == codes.MISS).any()) for plan in plans]
+    victims = [int(plan.placement.victim_T.max()) for plan in plans]
+    return [("miss" if miss else "hit", row) for miss, row in zip(missed, victims, strict=True)]
 
 
 def test_nocache() -> None:

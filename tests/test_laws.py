@@ -46,6 +46,7 @@ VARIANTS = [
     "embroute(effort=50, ahead=1)",
     "embroute(effort=auto, ahead=6)",
     "embroute(objective=cost)",
+    "embroute(new=pulled)",
     "unbounded(of=esd(1))",
     "unbounded(of=fae)",
     "unbounded(of=het(2))",
@@ -59,6 +60,7 @@ VARIANTS = [
     "dispatch=esd sync=until-last-use(3) evict=lru",
     "dispatch=esd sync=on-demand evict=stale-first",
     "dispatch=esd sync=streamed",
+    "dispatch=esd sync=streamed(new=made)",
     "dispatch=robin sync=het(4) evict=stale-first",
 ]
 POLICIES = [*SYSTEMS, *VARIANTS]
@@ -149,7 +151,8 @@ def counts_match(referee: Referee, plan: Plan) -> None:
         assert moved.samples_W[worker] == len(mine)
         assert moved.sample_bytes_W[worker] == 4 * (lengths * len(mine) + lookups)
         touches = sum(toucher == worker for toucher, _ in referee.touched)
-        entries = referee.rows_WKIP[worker].sum() + touches + 2 * len(hot)
+        begun = sum(maker == worker for maker, _ in referee.begun)
+        entries = referee.rows_WKIP[worker].sum() + touches + 2 * len(hot) + 2 * begun
         assert moved.plan_bytes_W[worker] == 4 * entries
     assert moved.plan_bytes_K.tolist() == (4 * referee.rows_WKIP.sum((0, 2, 3))).tolist()
 

@@ -1,4 +1,4 @@
-"""Models against slow formulas; look-ups, initial rows, and the catalog."""
+"""Models against slow formulas; look-ups, and the catalog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.data.synthetic import PRESETS, SyntheticSource
 from embroute.models.catalog import MODELS, ModelOptions, make_model, table_widths
 from embroute.models.embeddings import FieldEmbeddings
-from embroute.models.initial import BLOCK_ROWS, NORM, fill, initial_rows
+from embroute.models.initial import NORM, fill
 from embroute.models.samples import Samples, samples_of
 
 torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
@@ -276,35 +276,6 @@ def test_samples_have_ids_within_tables() -> None:
     assert samples.ids.tolist() == [0, 3, PADDING, 0]
     assert samples.offsets.tolist() == [0, 1, 2, 3, 4]
     assert (len(samples), len(samples.label), samples.dense.dtype) == (2, 0, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("first", "last"),
-    [(0, 5), (4090, 4100), (4096, 8192), (100, 12_000), (8191, 8192), (12_000, 12_000), (0, 0)],
-)
-def test_initial_rows_of_a_span_are_cut_out_of_the_whole(first: int, last: int) -> None:
-    whole = initial_rows(5, 2, 0, 3 * BLOCK_ROWS, 6)
-    span = initial_rows(5, 2, first, last, 6)
-    assert span.shape == (last - first, 6)
-    np.testing.assert_array_equal(span, whole[first:last])
-
-
-def test_initial_rows_differ_by_seed_table_and_block() -> None:
-    whole = initial_rows(5, 2, 0, 2 * BLOCK_ROWS, 16)
-    assert not np.isin(initial_rows(6, 2, 0, 10, 16), whole).any()
-    assert not np.isin(initial_rows(5, 3, 0, 10, 16), whole).any()
-    assert not np.isin(whole[:10], whole[BLOCK_ROWS:]).any()
-    assert whole.std() == pytest.approx(NORM / 4, rel=0.02)
-    assert abs(whole.mean()) < 0.001
-
-
-def test_fill_gives_tables_their_initial_rows() -> None:
-    schema = Schema((Table("a", 10), Table("b", BLOCK_ROWS + 3)), (Field("f", 0), Field("g", 1)))
-    embeddings = FieldEmbeddings(schema, (2, 3)).double()
-    fill(embeddings, 7)
-    for table, (rows, width) in enumerate([(10, 2), (BLOCK_ROWS + 3, 3)]):
-        expected = initial_rows(7, table, 0, rows, width)
-        np.testing.assert_array_equal(array(embeddings.tables[table].weight), expected)
 
 
 def dense_layers(model: nn.Module) -> dict[str, Tensor]:

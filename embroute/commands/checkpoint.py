@@ -40,7 +40,7 @@ def inspect_command(path: Path, whole: bool) -> None:
     PATH is a folder of checkpoints, of which the newest is shown, or one step's folder.
     """
     _need("torch", "safetensors")
-    from embroute.runtime.checkpoint import read_position
+    from embroute.runtime.brain import read_position
     from embroute.runtime.checkpoint_files import find, read_manifest, verify
 
     folder = find(path)

@@ -17,7 +17,6 @@ from embroute.kernels.codes import (
     FRESH,
     HIT,
     LOCAL,
-    MISS,
     NOTHING,
     REPLICA,
     ROW,
@@ -25,6 +24,7 @@ from embroute.kernels.codes import (
     SHARED,
     SLOT_MASK,
     START,
+    UNHELD,
     USED,
 )
 from embroute.kernels.jit import inlined, kernel
@@ -81,7 +81,7 @@ def _take_slots(
     for t in places(victim_T >= 0):
         number = cells.number_R[index(victim_T[t])]
         cells.cell_NW[index(number), index(worker_T[t])] = 0
-    for t in places(need_T == MISS):
+    for t in places(need_T & UNHELD != 0):
         w, slot, u = index(worker_T[t]), index(slot_T[t]), index(unique_T[t])
         slots[w, slot, ROW] = rows.rows_U[u]
         a = index(rows.arena_U[u])

@@ -18,8 +18,10 @@ NUM_SLOT_FIELDS = 4
 # Bounded staleness keeps two clocks of a slot: the shard's at the pull, and the copy's own.
 START, CLOCK = 0, 1
 
-# What a touch needs before the step.
-HIT, MISS, STALE = 0, 1, 2
+# What a touch needs before the step. A NEW row was never trained by anyone: nobody has to send its
+# initial value, the worker makes it.
+HIT, MISS, STALE, NEW = 0, 1, 2, 3
+UNHELD = 1  # bit of those that have no slot yet: MISS and NEW
 
 # Who applies the update of a touch.
 EXCLUSIVE = 0  # the only toucher, on its own copy

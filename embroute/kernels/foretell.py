@@ -14,7 +14,7 @@ import numpy.typing as npt
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
 from embroute.kernels.jit import kernel
 from embroute.kernels.memory import index
-from embroute.kernels.uses import Nodes
+from embroute.kernels.uses import NEW_USE, USE_KINDS, Nodes
 
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -23,6 +23,7 @@ U8 = npt.NDArray[np.uint8]
 
 PULL, PUSH = 0, 1
 NOBODY = -1
+NO_PULL = -1
 
 
 class Deal(NamedTuple):
@@ -149,11 +150,15 @@ def crowd_out(bytes_THWDP: F64, crowds: Crowds, record_A: F64, capacity_WA: I64)
 def _share(
     bytes_WDP: F64, touched_W: U8, owner: int, phases: tuple[int, int], a_bytes: F64
 ) -> None:
-    """Every worker of a set pulls a value, unless it owns the row, and pushes a gradient."""
+    """Every worker of a set pulls a value, unless it owns the row, and pushes a gradient.
+
+    Nobody pulls a row of no pulling phase.
+    """
     for w in range(len(touched_W)):
         if touched_W[w]:
             bytes_WDP[w, PUSH, phases[PUSH]] += a_bytes[GRADIENT]
-            bytes_WDP[w, PULL, phases[PULL]] += a_bytes[VALUE] * (w != owner)
+            if phases[PULL] != NO_PULL and w != owner:
+                bytes_WDP[w, PULL, phases[PULL]] += a_bytes[VALUE]
 
 
 @kernel
@@ -173,8 +178,8 @@ def foretell(nodes: Nodes, deal: Deal, record_XA: F64, capacity_WA: I64, homes: 
     owner_N = nodes.owner_N.copy()
     for n in range(len(batch_N)):
         t, before = batch_N[n], nodes.before_N[n]
-        a, kind = nodes.arena_N[n] % num_arenas, nodes.arena_N[n] // num_arenas % 4
-        bytes_WDP = bytes_THWDP[t, nodes.arena_N[n] // (4 * num_arenas)]
+        a, kind = nodes.arena_N[n] % num_arenas, nodes.arena_N[n] // num_arenas % USE_KINDS
+        bytes_WDP = bytes_THWDP[t, nodes.arena_N[n] // (USE_KINDS * num_arenas)]
         owner = owner_N[before] if before >= 0 else owner_N[n]
         since = batch_N[before] + 1 if before >= 0 else 0
         if owner >= 0 and crowds.since_TTWA[since, t, owner, a] > capacity_WA[owner, a]:
@@ -188,9 +193,11 @@ def foretell(nodes: Nodes, deal: Deal, record_XA: F64, capacity_WA: I64, homes: 
         if owner >= 0:
             back_phase = URGENT if kind >= 2 else EARLY
             bytes_WDP[owner, PUSH, back_phase] += record_XA[VALUE_STATE, a]
-        if size == 1:
+        if kind >= NEW_USE:
+            pull_phase = NO_PULL
+        if size == 1 and pull_phase != NO_PULL:
             bytes_WDP[sole, PULL, pull_phase] += record_XA[VALUE_STATE, a]
-        else:
+        elif size > 1:
             phases = (pull_phase, URGENT if kind % 2 == 1 else EARLY)
             _share(bytes_WDP, touched_NW[n], owner, phases, record_XA[:, a])
     return Foretold(bytes_THWDP, crowds)

@@ -16,13 +16,14 @@ from embroute.kernels.codes import (
     FRESH,
     HIT,
     LOCAL,
-    MISS,
+    NEW,
     NO_HOLDER,
     NOTHING,
     REPLICA,
     SEVERAL,
     SLOT_MASK,
     START,
+    UNHELD,
 )
 from embroute.kernels.jit import kernel
 from embroute.kernels.memory import AHEAD, GOLDEN, index, places, prefetch
@@ -76,7 +77,7 @@ def touches_lawful(
 
     Law 5: a row that is held stays in its slot. Law 2: a copy with an unpushed update does not
     lose its slot before the update is pushed, nor is it dropped after the step. Law 3, if
-    `exact`: a copy used without a pull is up to date.
+    `exact`: a copy used without a pull is up to date; a row that a worker makes is nobody's yet.
     """
     cells, slots, planning = caches.cells, caches.slot_WCF, caches.planning[0]
     mode_T, push_T, drop_T = decision.mode_T, decision.push_T, decision.drop_T
@@ -91,11 +92,13 @@ def touches_lawful(
         soon = min(t + AHEAD, len(slot_T) - 1)
         prefetch(copies_UW, (unique_T[soon], worker_T[soon]))
         cell, need = copies_UW[index(unique_T[t]), index(worker_T[t])], need_T[t]
-        if (need != MISS) & (cell & SLOT_MASK != slot_T[t] + 1):
+        if (need & UNHELD == 0) & (cell & SLOT_MASK != slot_T[t] + 1):
             return t, SLOTS
         if drop_T[t] and push_T[t] == NOTHING and mode_T[t] in (EXCLUSIVE, LOCAL):
             return t, LOST
         if exact & (need == HIT) & (cell & FRESH == 0):
+            return t, STALE_READ
+        if (need == NEW) & (found.number_U[index(unique_T[t])] != 0):
             return t, STALE_READ
     return -1, 0
 

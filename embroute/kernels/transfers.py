@@ -21,6 +21,7 @@ from embroute.kernels.codes import (
     LAZY,
     MISS,
     MISS_PULL,
+    NEW,
     NOTHING,
     NUM_KINDS,
     NUM_PHASES,
@@ -155,11 +156,11 @@ def pulls(
     rows_U, before_U, arena_U = rows.rows_U, rows.before_U, rows.arena_U
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
     mode_T, slot_T, step = decision.mode_T, placement.slot_T, rows.step
-    out = empty(int((need_T != HIT).sum()))
+    out = empty(int(((need_T != HIT) & (need_T != NEW)).sum()))
     worker, row, slot_of, arena, kind, what, phase = out
     i = index(0)
     for t in range(len(need_T)):
-        if need_T[t] == HIT:
+        if (need_T[t] == HIT) | (need_T[t] == NEW):
             continue
         w, u, slot = index(worker_T[t]), index(unique_T[t]), index(slot_T[t])
         worker[i], row[i], slot_of[i], arena[i] = w, rows_U[u], slot, arena_U[u]

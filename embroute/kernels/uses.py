@@ -36,6 +36,9 @@ SIZE, SUM, OWNER, BEFORE, AFTER, ARENA, KNOWN, TAIL, COSTS = 0, 1, 2, 3, 4, 5, 6
 NOBODY = -1
 ALONE, SHARE, PULL = 0, 1, 2  # prices
 CHUNK = 8
+# A use's arena is a code: arenas, times kinds of use, times homes. Kinds: one more if the next step
+# uses the row too, two more if the step before did; NEW_USE if nobody ever did.
+USE_KINDS, NEW_USE = 6, 4
 MOST = 255  # of what is remembered of a row: all its recent uses
 
 

@@ -1,4 +1,4 @@
-"""Initial values of embedding rows, the same however rows are spread over shards."""
+"""Initial values of embedding rows, the same whoever makes them, one by one or many."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from embroute.kernels.initial import draw_rows
 from embroute.models.embeddings import FieldEmbeddings
 
-BLOCK_ROWS = 4096
+I64 = npt.NDArray[np.int64]
+
+BLOCK_ROWS = 1 << 16  # filled at a time
 # The expected norm of a row. At widths of 64 to 128 an entry then has the standard deviation of
 # 0.01 common for click models; norms near 1 would start FM's and DLRM's many pairs far from 0.
 NORM = 0.1
 
 
-def initial_rows(
-    seed: int, table: int, first: int, last: int, width: int
-) -> npt.NDArray[np.float64]:
-    """Rows first..last of a table: normal, with standard deviation NORM / sqrt(width).
+def initial_rows(seed: int, table_N: I64, id_N: I64, width: int) -> npt.NDArray[np.float64]:
+    """Rows by table and number in it: nearly normal, with standard deviation NORM / sqrt(width).
 
-    Block b of BLOCK_ROWS rows depends on (seed, table, b) and the width alone.
+    A row depends on seed, table and number alone, a narrower one is the beginning of a wider one
+    but for that factor.
     """
-    start = first // BLOCK_ROWS
-    blocks = [
-        np.random.default_rng([seed, table, block]).standard_normal((BLOCK_ROWS, width))
-        for block in range(start, -(-last // BLOCK_ROWS))
-    ]
-    rows = np.concatenate(blocks or [np.empty((0, width))])
-    before = start * BLOCK_ROWS
-    return rows[first - before : last - before] * float(NORM / np.sqrt(width))
+    out = np.empty((len(id_N), width))
+    draw_rows(seed, table_N, id_N, float(NORM / np.sqrt(width)), out)
+    return out
 
 
 @torch.no_grad()
@@ -40,6 +37,6 @@ def fill(embeddings: FieldEmbeddings, seed: int) -> None:
         if weight.is_meta:
             raise ValueError(f"table {table.name!r} is on the meta device and holds no rows")
         for first in range(0, table.num_rows, BLOCK_ROWS):
-            last = min(first + BLOCK_ROWS, table.num_rows)
-            rows = initial_rows(seed, number, first, last, weight.shape[1])
-            weight[first:last] = torch.from_numpy(rows)
+            ids = np.arange(first, min(first + BLOCK_ROWS, table.num_rows))
+            rows = initial_rows(seed, np.full(len(ids), number), ids, weight.shape[1])
+            weight[first : first + len(ids)] = torch.from_numpy(rows)

@@ -57,6 +57,7 @@ class _Uses:
 
     per_step_TA: I64
     next_TAT: I64  # step, arena, step of the next use
+    new_A: I64  # of rows that nobody has used before
 
 
 def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses, I64, float]:
@@ -70,8 +71,9 @@ def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses
     steps, arenas = max(0, len(rows_T) - warmup), len(setup.arenas)
     per_step_TA = np.zeros((steps, arenas), np.int64)
     next_TAT = np.zeros((steps, arenas, steps + 1), np.int64)
-    before_AT = np.zeros((arenas, steps + 1), np.int64)
-    last_R = np.full(setup.schema.num_rows, np.iinfo(np.int64).min, np.int64)
+    before_AT, new_A = np.zeros((arenas, steps + 1), np.int64), np.zeros(arenas, np.int64)
+    never = np.iinfo(np.int64).min
+    last_R = np.full(setup.schema.num_rows, never, np.int64)
     for number, rows_U in enumerate(rows_T):
         step = number - warmup
         arena = setup.arena_of(rows_U)
@@ -84,8 +86,9 @@ def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses
         np.add.at(next_TAT[:, :, step], (last[inside], arena[inside]), 1)
         earlier = (last < 0) & (last >= -warmup)
         before_AT[:, step] += np.bincount(arena[earlier], minlength=arenas)
+        new_A += np.bincount(arena[last == never], minlength=arenas)
     samples = float(np.mean(samples_T[warmup:])) if steps else 0.0
-    return _Uses(per_step_TA, next_TAT), before_AT, samples
+    return _Uses(per_step_TA, next_TAT, new_A), before_AT, samples
 
 
 def lower_bound(batches: Iterator[Batch], setup: Setup, warmup: int) -> Bound:
@@ -98,6 +101,7 @@ def lower_bound(batches: Iterator[Batch], setup: Setup, warmup: int) -> Bound:
     n * C - |U_t| rows can be held across it. Which to hold is the packing of intervals into a
     capacity that varies over time; dropping, whenever they are too many, those that end last
     keeps the most of them. With k kept among N uses, at least N - k pulls and N - k pushes move.
+    Where the seed says what rows are at first, the first use of a row needs no pull.
 
     The measured span starts from the best state any warm-up could leave: every row used in the
     warm-up may be held, as far as the capacity of the steps that follow allows. The drain
@@ -117,13 +121,15 @@ def lower_bound(batches: Iterator[Batch], setup: Setup, warmup: int) -> Bound:
         with_start = np.concatenate([np.zeros(1, np.int64), per_step])
         kept = kept_uses(with_start, following, int(capacity_A[arena]))
         moved_A[arena] = per_step.sum() - kept
-    return _price(moved_A, setup, max(1, steps), samples)
+    pulls_A = moved_A - uses.new_A if setup.seeded else moved_A
+    return _price(pulls_A, moved_A, setup, max(1, steps), samples)
 
 
-def _price(moved_A: I64, setup: Setup, steps: int, samples: float) -> Bound:
+def _price(pulls_A: I64, pushes_A: I64, setup: Setup, steps: int, samples: float) -> Bound:
     """The cheapest way the network could carry the moved rows."""
     cluster, sizes = setup.cluster, setup.record_bytes_XA
-    pull_bytes, push_bytes = (float((moved_A * sizes[kind]).sum()) for kind in (VALUE, GRADIENT))
+    pull_bytes = float((pulls_A * sizes[VALUE]).sum())
+    push_bytes = float((pushes_A * sizes[GRADIENT]).sum())
     up = np.array([host.up_bytes_s for host in cluster.hosts])
     down = np.array([host.down_bytes_s for host in cluster.hosts])
     local = not cluster.crosses_WK.all()
@@ -134,6 +140,5 @@ def _price(moved_A: I64, setup: Setup, steps: int, samples: float) -> Bound:
     compute_s = 0.0
     if cluster.compute_s_per_sample > 0:
         compute_s = samples / float((1 / cluster.compute_s_W).sum())
-    return Bound(
-        moved_A, moved_A, pull_bytes, push_bytes, 0.0 if local else cost, max(transfer_s, compute_s)
-    )
+    least_s = max(transfer_s, compute_s)
+    return Bound(pulls_A, pushes_A, pull_bytes, push_bytes, 0.0 if local else cost, least_s)

@@ -82,11 +82,25 @@ DISPATCHES: Mapping[str, Entry] = {
     "herald": Entry(_herald, ("tables", "ties"), "to the worker with most rows up to date"),
     "esd": Entry(_esd, ("alpha", "ties"), "lowest expected transmission cost"),
 }
+
+
+def _makes(options: Options, default: str) -> bool:
+    """Whether workers make rows that nobody has trained yet."""
+    new = options.get("new", default)
+    if new not in ("made", "pulled"):
+        raise ValueError(f"new must be made or pulled, got {new!r}")
+    return new == "made"
+
+
 SYNCS: Mapping[str, Entry] = {
     "none": Entry(lambda o: uncached(), (), "pull everything, push everything"),
     "write-through": Entry(lambda o: write_through(), (), "every update pushed at once"),
     "on-demand": Entry(lambda o: on_demand(), (), "pushed when another worker needs the row"),
-    "streamed": Entry(lambda o: streamed(), (), "on demand, pulled in parts beside the pushes"),
+    "streamed": Entry(
+        lambda o: streamed(_makes(o, "pulled")),
+        ("new",),
+        "on demand, pulled in parts beside the pushes",
+    ),
     "het": Entry(lambda o: bounded(_bound(o)), ("bound",), "bounded staleness"),
     "until-last-use": Entry(
         lambda o: until_last_use(_lookahead(o, "200")), ("lookahead",), "kept within the window"
@@ -162,6 +176,7 @@ def _embroute(options: Options) -> Policy:
     floor, ceiling = _parts(options, "floor", "0"), _parts(options, "ceiling", "1")
     if objective == "cost" and paced:
         raise ValueError("embroute: effort=auto follows the time of a step, got objective=cost")
+    makes = _makes(options, "made")
     search = Search(
         most,
         ahead,
@@ -170,8 +185,9 @@ def _embroute(options: Options) -> Policy:
         free=quotas == "free",
         floor=floor,
         ceiling=ceiling,
+        makes=makes,
     )
-    return Policy("embroute", sharing(search), reduced(), stale_first())
+    return Policy("embroute", sharing(search), reduced(makes), stale_first())
 
 
 DEFAULT_POLICY = "embroute(effort=auto)"  # of training: deciding must not hold it up
@@ -208,7 +224,7 @@ SYSTEMS: Mapping[str, Entry] = {
     "bagpipe": Entry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
     "embroute": Entry(
         _embroute,
-        ("effort", "ahead", "objective", "quotas", "floor", "ceiling"),
+        ("effort", "ahead", "objective", "quotas", "floor", "ceiling", "new"),
         "our own: rows as workers share them",
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),

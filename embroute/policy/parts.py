@@ -131,6 +131,7 @@ class Sync:
     caches: bool = True  # whether copies outlive their step
     replicates: bool = False
     streams: bool = False  # urgent pushes and late pulls move in parts, beside each other
+    makes: bool = False  # workers make the initial values of rows that nobody has trained yet
     refused_optimizers: tuple[str, ...] = ()
     lookahead: int = 1
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from embroute.cost import FLOAT_BYTES, INDEX_BYTES, Traffic, streamed
 from embroute.data.window import Indexed
 from embroute.kernels.caches import Found, Placement
-from embroute.kernels.codes import FILL, GRADIENT, HIT, MISS, REPLICA, UPDATE_PUSH
+from embroute.kernels.codes import FILL, GRADIENT, HIT, NEW, REPLICA, UPDATE_PUSH
 from embroute.kernels.order import Moves
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision, StepRows, Transfers, empty_counts, tally
@@ -73,12 +73,13 @@ class Plan:
     def hits(self) -> tuple[int, int]:
         """Touches that needed no pull, and all touches."""
         real = self.decision.mode_T != FILL
-        return int((real & (self.decision.need_T == HIT)).sum()), int(real.sum())
+        at_hand = (self.decision.need_T == HIT) | (self.decision.need_T == NEW)
+        return int((real & at_hand).sum()), int(real.sum())
 
     @property
-    def misses(self) -> int:
-        """Touches of rows that were not in the worker's cache."""
-        return int((self.decision.need_T == MISS).sum())
+    def made_T(self) -> npt.NDArray[np.intp]:
+        """Touches whose rows the workers make: nobody has trained them before."""
+        return np.flatnonzero(self.decision.need_T == NEW)
 
 
 def replicated(touches: Touches, decision: Decision) -> npt.NDArray[np.int64]:
@@ -123,8 +124,10 @@ def traffic(plan: Plan, setup: Setup) -> Traffic:
     entries_W += rows.sum((1, 2, 3))
     entries_K += rows.sum((0, 2, 3))
     hot = plan.replicated_U if len(plan.decision.mode_T) else np.empty(0, np.int64)
-    # A worker is told the slots of its touches, and slot and touch of every replicated row.
-    told_W = entries_W + np.diff(plan.touches.first_W) + 2 * len(hot)
+    made_W = np.bincount(plan.touches.worker_T[plan.made_T], minlength=workers)
+    # A worker is told the slots of its touches, slot and touch of every replicated row, and slot
+    # and number of every row that it makes.
+    told_W = entries_W + np.diff(plan.touches.first_W) + 2 * len(hot) + 2 * made_W
     hot_bytes = int(setup.record_bytes_XA[GRADIENT][plan.rows.arena_U[hot]].sum())
     return Traffic(
         rows,

@@ -30,6 +30,7 @@ class Setup:
     cache: Size = field(default_factory=lambda: Size(0.1, "share"))
     shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty
     seed: int = 0
+    seeded: bool = True  # initial rows follow from the seed: whoever needs one first can make it
 
     def __post_init__(self) -> None:
         tables = self.schema.tables

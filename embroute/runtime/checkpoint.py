@@ -1,8 +1,8 @@
 """What a checkpoint holds: each rank's part of a job, and how it is read into another job.
 
 In a checkpoint's folder are `shard0.safetensors` and so on (records of rows), `dense.safetensors`
-(model, optimizers, schedules, random state), `brain.safetensors` (the coordinator's state and the
-position in the data), and `worker0.safetensors` and so on where workers have something of their own
+(model, optimizers, schedules, random state), `brain.safetensors` (the coordinator's, brain.py), and
+`worker0.safetensors` and so on where workers have something of their own
 (unsent deltas, random state). What is not a tensor is JSON in the header of its file.
 """
 
@@ -22,7 +22,6 @@ import torch
 from safetensors.torch import load_file
 
 from embroute.kernels.rows import Floats
-from embroute.policy.state import State
 from embroute.runtime.checkpoint_files import (
     BLOCK_BYTES,
     Array,
@@ -39,9 +38,8 @@ from embroute.runtime.optim import RowOptimizer
 from embroute.runtime.places import Places
 from embroute.runtime.store import CacheStore, ShardStore
 
-DENSE, BRAIN = "dense.safetensors", "brain.safetensors"
+DENSE = "dense.safetensors"
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-Position = Mapping[str, Json]
 
 _SETTINGS = {
     "sgd": ("decay",),
@@ -327,45 +325,6 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, object], 
         group.clear()
         group.update(loaded)
     optimizer.param_groups[:] = groups
-
-
-def _arrays(state: State) -> dict[str, Array]:
-    """Every array of the coordinator's state."""
-    caches = state.caches
-    arrays = caches._asdict() | caches.cells._asdict() | caches.order._asdict()
-    del arrays["cells"], arrays["order"]
-    arrays |= state.outlook._asdict()
-    return arrays | {"hot_R": state.hot_R, "access_R": state.access_R, "ranking": state.ranking}
-
-
-def save_brain(path: Path, state: State, position: Position) -> FileInfo:
-    """Write the coordinator's state, and where in the data the job is."""
-    scalars = {"step": state.step, "was_hot": state.was_hot, "filled": state.filled}
-    about = {"state": json.dumps(scalars), "position": json.dumps(dict(position))}
-    tensors = [as_tensor(name, array) for name, array in _arrays(state).items()]
-    return write_tensors(path / BRAIN, tensors, about)
-
-
-def load_brain(path: Path, state: State) -> dict[str, Json]:
-    """Read the state into one that `start` made for the same policy and setup; the position."""
-    file, arrays = TensorFile(path / BRAIN), _arrays(state)
-    for name, array in arrays.items():
-        file.expect(name, array.shape, array.dtype.name)
-    for name in ("first_WA", "capacity_WA"):  # the setup's, not the state's
-        fixed = arrays.pop(name)
-        if not np.array_equal(file.rows(name), fixed):
-            raise ValueError(f"{path.name}: the caches have other capacities in the checkpoint")
-    for name, array in arrays.items():
-        file.read(name, array)
-    scalars = json.loads(file.told("state"))
-    state.step, state.was_hot, state.filled = (scalars[k] for k in ("step", "was_hot", "filled"))
-    return read_position(path)
-
-
-def read_position(path: Path) -> dict[str, Json]:
-    """Where in the data a checkpoint was made; any job may go on from there."""
-    position: dict[str, Json] = json.loads(TensorFile(path / BRAIN).told("position"))
-    return position
 
 
 def save_cache(path: Path, worker: int, store: CacheStore | None, random: torch.Tensor) -> FileInfo:

@@ -108,6 +108,11 @@ class Job:
         stamped = self.settings.get("debug") == "versions"
         return Widths(self.places, self.optimizer, dtype, stamped)
 
+    def padding(self, table: int) -> int:
+        """The id of a table that stands for no row at all; -1 if there is none."""
+        found = self.feed.layers[table].padding if isinstance(self.feed, TensorFeed) else None
+        return -1 if found is None else found
+
     @property
     def meter(self) -> Meter:
         """A meter of this rank."""
@@ -162,6 +167,7 @@ def describe(
         cache=Size(1.0, "share") if policy.unbounded else _size(settings),
         shares=settings.get("quotas", ()) or _known_shares(policy, cluster),
         seed=settings.get("seed", 0),
+        seeded="tables" not in settings and all(weight.is_meta for weight in weights),
     )
     _check(setup, seat)
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)

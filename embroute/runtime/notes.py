@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,13 @@ class About:
         return np.array(list(self.__dict__.values()), np.int64)
 
 
+class Made(NamedTuple):
+    """Rows of a step that a worker makes, because nobody has trained them yet, and their slots."""
+
+    slots: I32  # of their arenas
+    rows: I32
+
+
 @dataclass(frozen=True)
 class Work:
     """A step as a worker computes it."""
@@ -64,6 +72,7 @@ class Work:
     slot_AT: list[I32]
     replica_slot_AU: list[I32]
     replica_touch_AU: list[I32]  # -1 where this worker did not touch the row
+    made: Made
     touch_L: I32
     dealt: Dealt
     figures: I64  # for whoever watches; empty if nobody does, and at other workers than the first
@@ -122,6 +131,17 @@ def _replicas(plan: Plan, order: TouchOrder, places: Places) -> list[tuple[I32, 
     return found
 
 
+def _made(plan: Plan, places: Places) -> list[Made]:
+    """What each worker makes."""
+    made, touches = plan.made_T, plan.touches
+    unique, worker = touches.unique_T[made], touches.worker_T[made]
+    first = places.first_slot_WA[worker, plan.rows.arena_U[unique]]
+    slots = (plan.placement.slot_T[made] - first).astype(np.int32)
+    rows = plan.rows.rows_U[unique].astype(np.int32)
+    bounds = np.searchsorted(made, touches.first_W).tolist()
+    return [Made(slots[a:b], rows[a:b]) for a, b in pairwise(bounds)]
+
+
 def _worker_note(
     about: About,
     listing: Sequence[Array],
@@ -150,7 +170,7 @@ def step_notes(
     script = step_script(plan, order.number_T, places)
     # Padding is touch -1: it finds the number behind the last one.
     number_L = np.append(order.number_T, np.int32(-1))[plan.touches.touch_of_lookup]
-    replicas = _replicas(plan, order, places)
+    replicas, made = _replicas(plan, order, places), _made(plan, places)
     parts = deal(plan.now.batch, plan.touches.sample_order_S, plan.samples_W, feed)
     hits, touched = plan.hits
     workers = []
@@ -168,6 +188,7 @@ def step_notes(
             np.concatenate(slots),
             np.concatenate([slots_UW[:, worker] for slots_UW, _ in replicas]),
             np.concatenate([touch_UW[:, worker] for _, touch_UW in replicas]),
+            *made[worker],
             number_L[part.lookups],
         ]
         workers.append(_worker_note(about, script.workers[worker], sizes, lists, part))
@@ -215,7 +236,7 @@ def look_notes(
         sizes = [[0] * arenas, counts, [0] * arenas]
         slots = np.concatenate([np.arange(n, dtype=np.int32) for n in counts])
         none = np.empty(0, np.int32)
-        lists = [slots, none, none, number_L[part.lookups].astype(np.int32)]
+        lists = [slots, none, none, none, none, number_L[part.lookups].astype(np.int32)]
         own = replace(about, global_samples=len(batch), num_samples=part.num_samples)
         notes.append(_worker_note(own, script.workers[worker], sizes, lists, part))
     return _shard_notes(about.step, script), notes
@@ -232,7 +253,8 @@ def _numbers(box: I64, num_boxes: int) -> I32:
 
 def read_work(arrays: Sequence[Array], num_arenas: int, feed: Feed) -> Work:
     """A worker's step out of the coordinator's note."""
-    about_, heads, index, sizes, slots, hot_slots, hot_touches, touch_L, *dealt = arrays
+    about_, heads, index, sizes, slots, hot_slots, hot_touches, *made, touch_L = arrays[:10]
+    dealt = arrays[10:]
     about = About(*about_.tolist())
     local, total, hot = sizes.reshape(3, num_arenas).tolist()
     bounds, hot_bounds = np.cumsum(total)[:-1], np.cumsum(hot)[:-1]
@@ -247,6 +269,7 @@ def read_work(arrays: Sequence[Array], num_arenas: int, feed: Feed) -> Work:
         np.split(np.asarray(slots, np.int32), bounds),
         np.split(np.asarray(hot_slots, np.int32), hot_bounds),
         np.split(np.asarray(hot_touches, np.int32), hot_bounds),
+        Made(*(np.asarray(array, np.int32) for array in made)),
         touch,
         samples,
         np.asarray(dealt[-1], np.int64),

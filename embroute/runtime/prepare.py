@@ -20,13 +20,12 @@ from embroute.models.initial import initial_rows
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
+from embroute.runtime.brain import Position, from_seed, read_position
 from embroute.runtime.checkpoint import (
     Json,
-    Position,
     check_identity,
     load_shard,
     load_tables,
-    read_position,
     save_shard,
 )
 from embroute.runtime.checkpoint_files import (
@@ -196,6 +195,8 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
     shape = job.feed.learn(first)
     batch = job.feed.batch(first)
     setup = replace(job.setup, schema=job.feed.schema, batch_size=len(batch))
+    if resume is not None and not from_seed(resume.path, setup.seed):
+        setup = replace(setup, seeded=False)
     schedule = Schedule(
         job.settings.get("epochs", 1),
         job.settings.get("max_steps", 0),
@@ -310,9 +311,9 @@ def _fill(store: ShardStore, job: Job, table: int, weight: torch.Tensor) -> None
     records = store.records[job.desk.arena_of_table[table]]
     for span in np.array_split(ids, -(-len(ids) // INITIAL_ROWS)):
         if weight.is_meta:
-            first, last = int(span[0]), int(span[-1]) + 1
-            seed, width = job.settings.get("seed", 0), weight.shape[1]
-            values = initial_rows(seed, table, first, last, width)[span - first]
+            tables = np.full(len(span), table)
+            values = initial_rows(job.setup.seed, tables, span, weight.shape[1])
+            values[span == job.padding(table)] = 0
         else:
             values = weight.detach().cpu().numpy()[span]
         local = places.local(span + first_rows[table])
@@ -324,7 +325,7 @@ def _join(job: Job, resume: Resume | None) -> Run:
     seat = job.seat
     deltas = job.policy.sync.record == DELTA
     store = CacheStore(seat.index, job.places, job.widths, job.optimizer, deltas)
-    rows = Rows(store, job.widths, seat.rows, seat.shards, job.meter)
+    rows = Rows(store, job.widths, seat.rows, seat.shards, job.meter, job.setup)
     dense = Dense(job.model, seat, job.setup.cluster)
     extras = job.settings.get("extras", {})
     own = None if job.policy.exact else store

@@ -125,6 +125,7 @@ class Courier:
         self.rows.early(work.step, work.orders)
         self._wait_for_compute()
         self.rows.urgent(work.step, work.orders, work.about.parts)
+        self.rows.make(work.made)
         self._computing = True
         self.ready.put(work)
 

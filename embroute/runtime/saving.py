@@ -15,15 +15,12 @@ from embroute.kernels.codes import EARLY, FRESH, MISS_PULL, ROW, VALUE_STATE
 from embroute.kernels.transfers import Transfers
 from embroute.policy.setup import Setup
 from embroute.policy.state import State, held
+from embroute.runtime.brain import BRAIN, Position, load_brain, load_trained, save_brain
 from embroute.runtime.checkpoint import (
-    BRAIN,
-    Position,
     Stateful,
     Training,
-    load_brain,
     load_cache,
     load_dense,
-    save_brain,
     save_cache,
     save_dense,
     worker_file,
@@ -119,6 +116,8 @@ def load_state(path: Path, state: State, same_place: bool) -> None:
     """Continue the brain where it was; a job of another shape starts with empty caches."""
     if same_place:
         load_brain(path, state)
+    else:
+        load_trained(path, state)
     state.step = read_manifest(path).step
 
 

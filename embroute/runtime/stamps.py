@@ -69,6 +69,12 @@ class Stamps:
         self.sent_AN[arena][block.where] = stamps[:, COUNT]
         return np.ascontiguousarray(rows[:, :-NUM_STAMPS])
 
+    def begin(self, arena: int, slots: I32, rows: I64) -> None:
+        """At a worker: rows without any update so far."""
+        self.now_AN[arena][slots] = 0
+        self.now_AN[arena][slots, ROW] = rows
+        self.start_AN[arena][slots] = self.sent_AN[arena][slots] = 0
+
     def land(self, block: Block, rows: Floats) -> Floats:
         """At a shard: the rows of a push, without their stamps."""
         stamps, now = rows[:, -NUM_STAMPS:].astype(np.int64), self.now_AN[block.arena]

@@ -128,6 +128,16 @@ class CacheStore:
         if self.bases and block.record == VALUE_STATE:
             scatter(self.bases[block.arena], block.where, rows)
 
+    def begin(
+        self, arena: int, slots: npt.NDArray[np.int32], rows: I64, values: npt.NDArray[np.float64]
+    ) -> None:
+        """Rows that begin here, with initial values and optimizer state."""
+        records, width = self.records[arena], values.shape[1]
+        records[slots, :width] = values
+        records[slots, width:] = self.optimizer.initial_state
+        if self.stamps is not None:
+            self.stamps.begin(arena, slots, rows)
+
     def apply(self, arena: int, slots: npt.NDArray[np.int32], grads: Floats, step: int) -> None:
         """Let the optimizer update rows here."""
         self.optimizer.update(self.records[arena], slots, grads, step + 1)

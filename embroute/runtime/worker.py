@@ -9,11 +9,15 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from embroute.kernels.codes import MOST_PARTS
 from embroute.kernels.rows import Floats
+from embroute.models.initial import initial_rows
+from embroute.policy.setup import Setup
 from embroute.runtime.exchange import Bytes, Channel, Posted
 from embroute.runtime.meter import Meter
-from embroute.runtime.notes import Work
+from embroute.runtime.notes import Made, Work
 from embroute.runtime.parcels import (
     OUTSIDE,
     Buffers,
@@ -62,7 +66,9 @@ class Rows:
         channel: Channel,
         shards: Sequence[str],
         meter: Meter,
+        setup: Setup,
     ) -> None:
+        self.setup = setup
         self.store, self.widths, self.channel, self.shards = store, widths, channel, shards
         self.meter = meter
         self._lazy: Pending[Staged] = Pending()
@@ -99,6 +105,18 @@ class Rows:
         self._leaving.add(step + 1, leaving)
         self.meter.seconds["urgent"] += self.meter.span("urgent", step, began) - began
         self.meter.steps += 1
+
+    def make(self, made: Made) -> None:
+        """The initial values of rows that nobody has trained yet, before the step computes."""
+        if not len(made.rows):
+            return
+        rows = made.rows.astype(np.int64)
+        table, arena = self.setup.table_of(rows), self.setup.arena_of(rows)
+        ids = rows - self.setup.schema.first_rows[table]
+        for number, width in enumerate(self.setup.arenas):
+            own = arena == number
+            values = initial_rows(self.setup.seed, table[own], ids[own], width)
+            self.store.begin(number, made.slots[own], rows[own], values)
 
     def finish(self, work: Work, grads: Sequence[Floats], lr: float) -> None:
         """After the backward pass: update own rows, copy out what leaves."""

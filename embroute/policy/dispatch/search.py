@@ -34,7 +34,17 @@ from embroute.kernels.anneal import (
 )
 from embroute.kernels.caches import Found, find
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, SHARDS, URGENT, VALUE, VALUE_STATE
-from embroute.kernels.uses import ALONE, CHUNK, Nodes, Uses, attract, familiar, gather
+from embroute.kernels.uses import (
+    ALONE,
+    CHUNK,
+    NEW_USE,
+    USE_KINDS,
+    Nodes,
+    Uses,
+    attract,
+    familiar,
+    gather,
+)
 from embroute.policy.parts import View
 from embroute.policy.reduction import NO_REDUCTION, Reduction, reduction
 from embroute.policy.setup import Setup, divide
@@ -69,6 +79,7 @@ class Search:
     changes: bool = True  # whether others may take over
     floor: tuple[float, ...] = (0.0,)  # least part of a batch for every worker, or for each
     ceiling: tuple[float, ...] = (1.0,)  # and most
+    makes: bool = True  # rows that nobody has trained yet are not pulled
 
 
 class Spread(NamedTuple):
@@ -93,7 +104,16 @@ LEAST_EFFORT = 200  # with less, other policies do as well
 SPREADING = 1.5  # look-ups read that spreading out one of the window counts as
 WIDE = (16, 2048)  # workers and samples of a step from which on effort does not grow with them
 REFITS = 6  # rounds of bringing a batch to its quotas
-KINDS = ((EARLY, EARLY), (EARLY, URGENT), (LATE, EARLY), (LATE, URGENT))  # of uses
+NO_PULL = -1
+KINDS = (  # of uses: when their pulls and pushes move
+    (EARLY, EARLY),
+    (EARLY, URGENT),
+    (LATE, EARLY),
+    (LATE, URGENT),
+    (NO_PULL, EARLY),
+    (NO_PULL, URGENT),
+)
+BUSY = 3  # that of a row which is used all the time
 CODES = 256  # of arena, kind and home
 
 
@@ -102,7 +122,7 @@ def num_homes(setup: Setup) -> int:
     crosses_WK = setup.cluster.crosses_WK
     mixed = bool(crosses_WK.any() and not crosses_WK.all())
     count = crosses_WK.shape[1]
-    return count if mixed and len(KINDS) * len(setup.arenas) * count <= CODES else 1
+    return count if mixed and USE_KINDS * len(setup.arenas) * count <= CODES else 1
 
 
 def prices(setup: Setup, weight_PW: F32) -> F32:
@@ -110,8 +130,9 @@ def prices(setup: Setup, weight_PW: F32) -> F32:
 
     An exclusive use is a pull now and a push some time: postponing it is no saving. `weight_PW`:
     what a second counts early, urgent, late, and at the shards. For each home and arena there are
-    four kinds of use: whether the step before uses the row too, so that its pull is late, and
-    whether the step after does, so that its push is urgent.
+    six kinds of use: whether the step before uses the row too, so that its pull is late, or nobody
+    has used it yet, so that there is none; and whether the step after uses it, so that its push is
+    urgent.
     """
     cluster, record_XA = setup.cluster, setup.record_bytes_XA
     up, down = link_rates(cluster)
@@ -120,7 +141,7 @@ def prices(setup: Setup, weight_PW: F32) -> F32:
     parts_W = cluster.crosses_WK.T if homes > 1 else cluster.crosses_WK.mean(1)[None]
     classes = []
     for crosses, (late, urgent) in itertools.product(parts_W, KINDS):
-        pull_W = crosses * (weight_PW[late] / down + shard_s_W)
+        pull_W = crosses * (weight_PW[late] / down + shard_s_W) * (late != NO_PULL)
         push_W = crosses * (weight_PW[urgent] / up + shard_s_W)
         alone = np.outer(record_XA[VALUE_STATE], pull_W + push_W)
         pull = np.outer(record_XA[VALUE], pull_W)
@@ -146,7 +167,9 @@ def weights(outlook: Outlook, search: Search, num_workers: int) -> F32:
     return weight_PW
 
 
-def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail_N: F32) -> Nodes:
+def _nodes(
+    entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail_N: F32, makes: bool
+) -> Nodes:
     """The rows of all batches, each with its use before in the window or its owner."""
     base = entries[0].base
     last_N = np.concatenate([entry.last_U for entry in entries])
@@ -159,7 +182,9 @@ def _nodes(entries: tuple[Indexed, ...], founds: list[Found], setup: Setup, tail
     arena_N = np.concatenate([setup.arena_of(entry.rows_U) for entry in entries])
     homes = num_homes(setup)
     home_N = np.concatenate([entry.rows_U % homes for entry in entries]) if homes > 1 else 0
-    kind_N = 2 * late_N + urgent_N + len(KINDS) * home_N
+    new_N = (before_N < 0) & (np.concatenate([found.number_U for found in founds]) == 0)
+    new_N &= makes and setup.seeded
+    kind_N = np.where(new_N, NEW_USE, 2 * late_N) + urgent_N + USE_KINDS * home_N
     arena_N = (arena_N + len(setup.arenas) * kind_N).astype(np.uint8)
     return Nodes(before_N, owner_N, arena_N, tail_N)
 
@@ -271,13 +296,16 @@ def spread(
     node_L, first_S, first_T = _lookups(entries, reduced)
     number_N = np.concatenate([found.number_U for found in founds])
     known_NW, again_N = familiar(outlook.affinity_NW, number_N)
-    nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N)
+    nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N, search.makes)
     nodes = nodes._replace(
         owner_N=moved(nodes.owner_N, np.concatenate([e.rows_U for e in entries]))
     )
     worker_S = _start(entries, outlook, quota_TW)
     uses, kept = gather(nodes, node_L, first_S, worker_S, price_PAV)
-    unit = float(price_PAV[ALONE][-len(setup.arenas) :, : setup.num_workers].mean())
+    arenas = len(setup.arenas)
+    busy = arenas * (USE_KINDS - BUSY)  # from the end: of the last home
+    busy_AV = price_PAV[ALONE][-busy : arenas - busy]
+    unit = float(busy_AV[:, : setup.num_workers].mean())
     worth_N = np.where(nodes.owner_N >= 0, search.affinity, search.homing) * (again_N > 0)
     worth_N = (unit * worth_N).astype(np.float32)
     attract(uses.linear_SV, known_NW, worth_N, node_L, first_S)

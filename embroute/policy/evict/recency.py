@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.caches import Placement
-from embroute.kernels.codes import FIRST_BUCKET, FREE, MISS, TICKET
+from embroute.kernels.codes import FIRST_BUCKET, FREE, TICKET, UNHELD
 from embroute.kernels.order import BUCKET, Moves
 from embroute.kernels.transfers import Decision
 from embroute.policy.parts import Evict, Scene
@@ -38,7 +38,7 @@ def _counted(name: str, most: int) -> Evict:
         ticket_T = caches.slot_WCF[worker_T, placement.slot_T, TICKET] - 1
         before_T = caches.order.ticket_WQ4[worker_T, ticket_T, BUCKET]
         bucket_T = np.minimum(before_T + 1, FIRST_BUCKET + most - 1)
-        bucket_T = np.where(decision.need_T == MISS, FIRST_BUCKET, bucket_T).astype(np.int32)
+        bucket_T = np.where(decision.need_T & UNHELD, FIRST_BUCKET, bucket_T).astype(np.int32)
         return touched(scene, placement, bucket_T)
 
     return Evict(name, FIRST_BUCKET + most, lambda step: order, moves)

@@ -5,6 +5,8 @@ The communication plan of Herald (NSDI 2024), which ESD and BagPipe build on too
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +17,7 @@ from embroute.kernels.codes import (
     FRESH,
     GRADIENT,
     MISS,
+    NEW,
     NO_HOLDER,
     NOTHING,
     SEVERAL,
@@ -22,12 +25,14 @@ from embroute.kernels.codes import (
     VALUE_STATE,
 )
 from embroute.kernels.jit import kernel
+from embroute.kernels.memory import index
 from embroute.kernels.touches import Touches
 from embroute.kernels.transfers import Decision
 from embroute.policy.parts import Scene, Sync
 from embroute.policy.sync.outcome import outcome, sharing
 
 I32 = npt.NDArray[np.int32]
+U8 = npt.NDArray[np.uint8]
 
 
 @kernel
@@ -51,9 +56,22 @@ def coming_home(touches: Touches, copies_UW: I32, only_U: I32) -> tuple[I32, I32
     return worker[:count].copy(), unique[:count].copy()
 
 
-def decide_on_demand(scene: Scene) -> Decision:
-    """Sole touchers keep their update; rows touched by several go through the shard."""
+@kernel
+def _make_new(need_T: U8, touches: Touches, number_U: I32) -> None:
+    """Rows without a number were never touched: their value is the initial one."""
+    for t in range(len(need_T)):
+        if number_U[index(touches.unique_T[t])] == 0:
+            need_T[t] = NEW
+
+
+def decide_on_demand(scene: Scene, makes: bool = False) -> Decision:
+    """Sole touchers keep their update; rows touched by several go through the shard.
+
+    `makes`: rows that nobody has trained yet are not pulled, where the seed says what they are.
+    """
     need_T = hits(scene.cell_T, FRESH)
+    if makes and scene.state.setup.seeded:
+        _make_new(need_T, scene.touches, scene.found.number_U)
     mode_T = sharing(scene.touches)
     push_T = np.where(mode_T == SHARED, GRADIENT, NOTHING).astype(np.uint8)
     home = coming_home(scene.touches, scene.copies_UW, scene.found.only_U)
@@ -65,9 +83,10 @@ def on_demand() -> Sync:
     return Sync("on-demand", decide_on_demand)
 
 
-def streamed() -> Sync:
+def streamed(makes: bool = False) -> Sync:
     """The same, and rows that others wait for come while further ones go."""
-    return Sync("streamed", decide_on_demand, streams=True)
+    decide = partial(decide_on_demand, makes=makes)
+    return Sync("streamed", decide, streams=True, makes=makes)
 
 
 def until_last_use(lookahead: int) -> Sync:

@@ -6,6 +6,8 @@ a row is all-reduced in one step and not in the next without anything to be undo
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,9 +36,9 @@ def _complete(touches: Touches, need_T: U8, chosen: I32, num_rows: int) -> npt.N
     return out_U
 
 
-def _decide(scene: Scene) -> Decision:
+def _decide(scene: Scene, makes: bool) -> Decision:
     """As on demand; the gradients of rows that all workers touch are all-reduced."""
-    decision, chosen = decide_on_demand(scene), scene.everywhere
+    decision, chosen = decide_on_demand(scene, makes), scene.everywhere
     if not len(chosen):
         return decision
     reduced_U = np.zeros(len(scene.rows.rows_U), np.bool_)
@@ -52,11 +54,12 @@ def _decide(scene: Scene) -> Decision:
     )
 
 
-def reduced() -> Sync:
+def reduced(makes: bool = True) -> Sync:
     """Push on demand, in parts; all-reduce what relieves links that everybody waits for."""
 
     def extra(window: Window, state: State) -> Extra:
         chosen = reduction(window.now, state.setup, state.outlook).rows
         return Extra(np.empty(0, np.int64), chosen)
 
-    return Sync("reduced", _decide, extra=extra, replicates=True, streams=True)
+    decide = partial(_decide, makes=makes)
+    return Sync("reduced", decide, extra, replicates=True, streams=True, makes=makes)

@@ -1,0 +1,80 @@
+"""The coordinator's file of a checkpoint: the brain's state, and where in the data the job is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from embroute.policy.state import State
+from embroute.runtime.checkpoint import Json
+from embroute.runtime.checkpoint_files import (
+    Array,
+    FileInfo,
+    TensorFile,
+    as_tensor,
+    write_tensors,
+)
+
+BRAIN = "brain.safetensors"
+Position = Mapping[str, Json]
+
+
+def _arrays(state: State) -> dict[str, Array]:
+    """Every array of the coordinator's state."""
+    caches = state.caches
+    arrays = caches._asdict() | caches.cells._asdict() | caches.order._asdict()
+    del arrays["cells"], arrays["order"]
+    arrays |= state.outlook._asdict()
+    return arrays | {"hot_R": state.hot_R, "access_R": state.access_R, "ranking": state.ranking}
+
+
+def save_brain(path: Path, state: State, position: Position) -> FileInfo:
+    """Write the coordinator's state, and where in the data the job is."""
+    scalars = {"step": state.step, "was_hot": state.was_hot, "filled": state.filled}
+    setup = state.setup
+    about = {
+        "state": json.dumps(scalars),
+        "position": json.dumps(dict(position)),
+        "seed": json.dumps(setup.seed if setup.seeded else None),
+    }
+    tensors = [as_tensor(name, array) for name, array in _arrays(state).items()]
+    return write_tensors(path / BRAIN, tensors, about)
+
+
+def load_brain(path: Path, state: State) -> dict[str, Json]:
+    """Read the state into one that `start` made for the same policy and setup; the position."""
+    file, arrays = TensorFile(path / BRAIN), _arrays(state)
+    for name, array in arrays.items():
+        file.expect(name, array.shape, array.dtype.name)
+    for name in ("first_WA", "capacity_WA"):  # the setup's, not the state's
+        fixed = arrays.pop(name)
+        if not np.array_equal(file.rows(name), fixed):
+            raise ValueError(f"{path.name}: the caches have other capacities in the checkpoint")
+    for name, array in arrays.items():
+        file.read(name, array)
+    scalars = json.loads(file.told("state"))
+    state.step, state.was_hot, state.filled = (scalars[k] for k in ("step", "was_hot", "filled"))
+    return read_position(path)
+
+
+def load_trained(path: Path, state: State) -> None:
+    """Read which rows were ever trained: it does not depend on who was there to train them."""
+    file, cells = TensorFile(path / BRAIN), state.caches.cells
+    for name in ("number_R", "numbered"):
+        array = getattr(cells, name)
+        file.expect(name, array.shape, array.dtype.name)
+        file.read(name, array)
+
+
+def from_seed(path: Path, seed: int) -> bool:
+    """Whether rows that nobody had trained at a checkpoint are those of a seed."""
+    return bool(json.loads(TensorFile(path / BRAIN).about.get("seed", "null")) == seed)
+
+
+def read_position(path: Path) -> dict[str, Json]:
+    """Where in the data a checkpoint was made; any job may go on from there."""
+    position: dict[str, Json] = json.loads(TensorFile(path / BRAIN).told("position"))
+    return position

@@ -1,0 +1,85 @@
+"""The coordinator's file of a checkpoint: what goes on from it, here and elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embroute.cluster import uniform
+from embroute.data.schema import Schema, Table
+from embroute.policy.catalog import make_policy
+from embroute.policy.decide import advance, plan_step
+from embroute.policy.plans import start
+from embroute.policy.setup import Setup
+from embroute.policy.state import State
+from embroute.runtime.brain import from_seed, load_brain, load_trained, save_brain
+from tests.workloads import long_workload
+
+
+def contents(state: State) -> dict[str, Any]:
+    """Whatever a state holds, found by its declaration."""
+    found: dict[str, Any] = {one.name: getattr(state, one.name) for one in fields(state)}
+    [found.update(found.pop(part)._asdict()) for part in ("caches", "cells", "order", "outlook")]
+    return found
+
+
+@pytest.mark.parametrize("name", ["esd(1)", "het(4)", "fae", "bagpipe(3)", "herald", "embroute"])
+def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
+    policy, workload = make_policy(name), long_workload("sgd")
+    state, loaded = workload.start(policy), workload.start(policy)
+    loaded.ranking = loaded.ranking[::-1].copy()
+    for step, window in zip(range(40), workload.windows(policy, state), strict=False):
+        plan = plan_step(policy, window, state)
+        if step >= 20:
+            again = plan_step(policy, window, loaded)
+            np.testing.assert_array_equal(plan.worker_S, again.worker_S)
+            np.testing.assert_array_equal(plan.placement.slot_T, again.placement.slot_T)
+            advance(loaded, again)
+        advance(state, plan)
+        if step == 19:
+            save_brain(tmp_path, state, {"epoch": 3, "of": None})
+            assert load_brain(tmp_path, loaded) == {"epoch": 3, "of": None}
+        for key, value in contents(state).items() if step >= 19 else ():
+            np.testing.assert_array_equal(value, contents(loaded)[key], key, strict=True)
+
+
+def test_a_brain_of_another_job_is_refused(tmp_path: Path) -> None:
+    def brain(rows: tuple[int, int], workers: int) -> State:
+        schema = Schema((Table("a", rows[0]), Table("b", rows[1])), ())
+        return start(make_policy("esd(1)"), Setup(schema, uniform(workers, 1), (4, 8)))
+
+    save_brain(tmp_path, brain((20, 40), 2), {})
+    with pytest.raises(ValueError, match=r"'slot_WCF' has the shape \[2, 6, 4\], expected"):
+        load_brain(tmp_path, brain((20, 40), 3))
+    with pytest.raises(ValueError, match="the caches have other capacities in the checkpoint"):
+        load_brain(tmp_path, brain((40, 20), 2))
+
+
+def test_rows_trained_before_are_not_made_again_elsewhere(tmp_path: Path) -> None:
+    policy, workload = make_policy("embroute(objective=cost)"), long_workload("sgd")
+    state, elsewhere = workload.start(policy), workload.start(make_policy("esd(1)"))
+    trained = set[int]()
+    for _, window in zip(range(5), workload.windows(policy, state), strict=False):
+        plan = plan_step(policy, window, state)
+        trained.update(plan.rows.rows_U.tolist())
+        advance(state, plan)
+    save_brain(tmp_path, state, {})
+    load_trained(tmp_path, elsewhere)
+    assert set(np.flatnonzero(elsewhere.caches.cells.number_R).tolist()) == trained
+    assert elsewhere.caches.cells.numbered[0] == len(trained)
+    assert not elsewhere.caches.cells.cell_NW.any()
+
+
+@pytest.mark.parametrize(("seeded", "right"), [(True, True), (False, False)])
+def test_a_checkpoint_says_whether_its_other_rows_are_those_of_a_seed(
+    seeded: bool, right: bool, tmp_path: Path
+) -> None:
+    schema = Schema((Table("a", 20),), ())
+    setup = replace(Setup(schema, uniform(2, 1), 4), seed=7, seeded=seeded)
+    save_brain(tmp_path, start(make_policy("esd(1)"), setup), {})
+    assert from_seed(tmp_path, 7) == right
+    assert not from_seed(tmp_path, 8)
