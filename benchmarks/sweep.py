@@ -1,7 +1,9 @@
 """Step time of our own policy beside every exact one that keeps the order, over many settings.
 
-`python -m benchmarks.sweep --data FOLDER --out sweep.jsonl`: cases in a fixed random order, one
-line each; started again with the same file it goes on where it stopped. `--most N` ends after N.
+`python -m benchmarks.sweep --data FOLDER --out sweep.jsonl`: cases in a fixed order, one line each;
+started again with the same file it goes on where it stopped. `--most N` ends after N. Every trace,
+network, cache and number of workers comes before any of them comes again with other rows or
+compute. What others plan does not depend on these two, so they are run once for all.
 """
 
 from __future__ import annotations
@@ -10,21 +12,29 @@ import argparse
 import itertools
 import json
 import random
-import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import NamedTuple
+
+import numpy as np
 
 from benchmarks.record import markdown, record
 from benchmarks.sanity import traces
 from embroute.cluster import open_cluster
 from embroute.config import parse_size
+from embroute.cost import step_time
 from embroute.data.batch import Source
 from embroute.data.open import open_source
+from embroute.policy.catalog import make_policy
+from embroute.policy.plan import traffic
+from embroute.policy.plans import plans
 from embroute.policy.setup import Setup
-from embroute.simulate import Job, measure_named
+from embroute.simulate import Job, begin, choose_workers, measure_named, with_workers
 
 OWN = "embroute"
 EVERYONE = ("nocache", "vanilla", "bagpipe", "herald", "esd(1)")
@@ -35,6 +45,12 @@ WORKERS = (2, 4, 8, 16)
 DIMS = (16, 64, 512)
 COMPUTE_MS = (0.0, 0.05, 0.2, 2.0)
 TARGET = 1.02
+TRACES = [
+    "Criteo AdKDD'21",
+    "Online Retail by time",
+    "Globo, 600,000 by time",
+    "synthetic criteo-kaggle",
+]
 
 
 class Case(NamedTuple):
@@ -47,15 +63,26 @@ class Case(NamedTuple):
     dim: int
     compute_ms: float
 
+    @property
+    def place(self) -> str:
+        """All but rows and compute: what others plan is the same."""
+        return ", ".join(map(str, self[:4]))
+
+    @property
+    def load(self) -> str:
+        """Rows and compute."""
+        return f"{self.dim}, {self.compute_ms}"
+
 
 def cases(names: list[str]) -> list[Case]:
-    """All settings, in an order that is random and always the same."""
-    grid = [
-        Case(*values)
-        for values in itertools.product(names, NETWORKS, CACHES, WORKERS, DIMS, COMPUTE_MS)
-    ]
-    random.Random(0).shuffle(grid)
-    return grid
+    """All settings, in an order that is random and always the same: every place, then again."""
+    places = list(itertools.product(names, NETWORKS, CACHES, WORKERS))
+    chance = random.Random(0)
+    chance.shuffle(places)
+    loads = list(itertools.product(DIMS, COMPUTE_MS))
+    drawn = [chance.sample(loads, len(loads)) for _ in places]
+    turns = zip(*drawn, strict=True)
+    return [Case(*place, *load) for turn in turns for place, load in zip(places, turn, strict=True)]
 
 
 def job(case: Case, source: Source, steps: int) -> Job:
@@ -78,15 +105,60 @@ def rivals(workers: int) -> list[str]:
     return names
 
 
-def run(case: Case, source: Source, steps: int) -> dict[str, float]:
-    """Milliseconds of a step by policy; a policy whose caches do not hold a step is left out."""
-    task, found = job(case, source, steps), {}
-    for name in (OWN, *rivals(case.workers)):
+def priced(name: str, tasks: Mapping[str, Job]) -> dict[str, float]:
+    """Milliseconds of a step of a policy that asks for neither rows nor compute, by load."""
+    policy = make_policy(name)
+    first = next(iter(tasks.values()))
+    workers = choose_workers(policy, first)
+    setups = {load: with_workers(task, workers).setup for load, task in tasks.items()}
+    first = with_workers(first, workers)
+    taken: dict[str, list[float]] = {load: [] for load in tasks}
+    for step in plans(policy, first.batches(), begin(policy, first)):
+        moved = {s.dim: traffic(step.plan, s) for s in setups.values()}
+        for load, setup in setups.items() if step.plan.step >= first.warmup else ():
+            taken[load].append(step_time(moved[setup.dim], setup.cluster).total_s)
+    return {load: 1e3 * float(np.mean(times)) for load, times in taken.items()}
+
+
+Loads = dict[str, dict[str, float]]  # milliseconds by load and policy
+
+
+def others(case: Case, source: Source, steps: int) -> Loads:
+    """What the others take in a place, by load; those whose caches do not hold a step are not."""
+    loads = [case._replace(dim=d, compute_ms=c) for d, c in itertools.product(DIMS, COMPUTE_MS)]
+    tasks = {other.load: job(other, source, steps) for other in loads}
+    found: Loads = {load: {} for load in tasks}
+    for name in rivals(case.workers):
         try:
-            found[name] = 1e3 * measure_named(name, task).step_time_s
+            taken = priced(name, tasks)
         except ValueError:
             continue
+        for load, ms in taken.items():
+            found[load][name] = ms
     return found
+
+
+class Answer(NamedTuple):
+    """What one setting came to: ours if its cache holds a step, others' if they were asked for."""
+
+    case: Case
+    own: float | None
+    others: Loads | None
+    seconds: float
+
+
+_sources: dict[str, Source] = {}  # of a process that runs settings
+
+
+def run(case: Case, steps: int, with_others: bool) -> Answer:
+    """Run one setting on the traces of this process."""
+    began, source = time.perf_counter(), _sources[case.trace]
+    found = others(case, source, steps) if with_others else None
+    try:
+        own = 1e3 * measure_named(OWN, job(case, source, steps)).step_time_s
+    except ValueError:
+        own = None
+    return Answer(case, own, found, time.perf_counter() - began)
 
 
 class Result(NamedTuple):
@@ -108,24 +180,61 @@ class Result(NamedTuple):
         return self.ms.get(OWN, float("inf")) / max(self.ms[self.best], 1e-9)
 
 
-def read(path: Path) -> list[Result]:
-    """What was run so far; a line that a crash cut short is left out."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return [Result(Case(*line["case"]), line["ms"]) for line in found]
+class Log:
+    """The file of a sweep."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = [json.loads(line) for line in lines if line.endswith("}")]  # not cut by a crash
+        self.places: dict[str, Loads] = {f["place"]: f["ms"] for f in found if "place" in f}
+        answers = [(Case(*f["case"]), f["own"]) for f in found if "case" in f]
+        self.results = {case: self._result(case, own) for case, own in answers}
+
+    def _result(self, case: Case, own: float | None) -> Result:
+        ms = dict(self.places[case.place][case.load])
+        return Result(case, ms if own is None else {OWN: own, **ms})
+
+    def add(self, answer: Answer) -> Result:
+        """Write an answer down."""
+        case, lines = answer.case, []
+        if answer.others is not None:
+            self.places[case.place] = answer.others
+            lines.append(json.dumps({"place": case.place, "ms": answer.others}))
+        lines.append(json.dumps({"case": list(case), "own": answer.own}))
+        with self.path.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        self.results[case] = self._result(case, answer.own)
+        return self.results[case]
 
 
-def proceed(args: argparse.Namespace, sources: Mapping[str, Source]) -> None:
-    """Run the cases that the file does not hold yet."""
-    done = {result.case for result in read(args.out)}
-    todo = [case for case in cases(list(sources)) if case not in done]
-    for case in todo[: args.most]:
-        begun = time.perf_counter()
-        result = Result(case, run(case, sources[case.trace], args.steps))
-        with args.out.open("a") as file:
-            file.write(json.dumps(result._asdict()) + "\n")
-        taken = time.perf_counter() - begun
-        print(f"{result.ratio:.3f} {taken:5.1f} s  {', '.join(map(str, case))}", flush=True)
+def open_traces(folder: Path, scratch: Path) -> None:
+    """Make this process ready to run settings."""
+    _sources.update(traces(folder, Path(mkdtemp(dir=scratch))))
+    _sources["synthetic criteo-kaggle"] = open_source("criteo-kaggle")
+
+
+def left(log: Log, names: list[str], most: int | None = None) -> list[tuple[Case, bool]]:
+    """Cases that the file does not hold yet, and whether the others must be run there too."""
+    known, todo = set(log.places), []
+    for case in [case for case in cases(names) if case not in log.results][:most]:
+        todo.append((case, case.place not in known))
+        known.add(case.place)
+    return todo
+
+
+def proceed(args: argparse.Namespace, log: Log) -> None:
+    """Run what is left, in as many processes as are asked for."""
+    todo = left(log, TRACES, args.most)
+    with TemporaryDirectory() as scratch:
+        pool = ProcessPoolExecutor(
+            args.processes, get_context("spawn"), open_traces, (args.data, Path(scratch))
+        )
+        with pool:
+            found, asked = zip(*todo, strict=True) if todo else ((), ())
+            for answer in pool.map(run, found, itertools.repeat(args.steps), asked):
+                ratio, case = log.add(answer).ratio, ", ".join(map(str, answer.case))
+                print(f"{ratio:.3f} {answer.seconds:5.1f} s  {case}", flush=True)
 
 
 def page(results: list[Result], total: int) -> str:
@@ -153,13 +262,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="results, one case a line")
     parser.add_argument("--most", type=int, default=None, help="cases to run; default all")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        sources = traces(args.data, Path(scratch))
-        sources["synthetic criteo-kaggle"] = open_source("criteo-kaggle")
-        proceed(args, sources)
-        total = len(cases(list(sources)))
-    record("sweep", "Our own policy in many settings", page(read(args.out), total))
+    log = Log(args.out)
+    proceed(args, log)
+    total = len(cases(TRACES))
+    record("sweep", "Our own policy in many settings", page(list(log.results.values()), total))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from benchmarks.sweep import OWN, Case, Result, cases, page, proceed, read, rivals
+import pytest
+
+from benchmarks.sweep import (
+    OWN,
+    Case,
+    Log,
+    Result,
+    _sources,
+    cases,
+    job,
+    left,
+    page,
+    priced,
+    rivals,
+    run,
+)
 from embroute.data.open import open_source
+from embroute.simulate import measure_named
 
 NAMES = ["online-retail"]
 
@@ -32,16 +47,33 @@ def test_the_ratio_is_to_the_best_of_the_others(tmp_path: Path) -> None:
     assert Result(case, {"esd(1)": 2.0}).ratio == float("inf")
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    small = [case for case in cases(NAMES) if case.workers == 2]
-    done = {case for case in cases(NAMES) if case != small[0]}
+def test_others_are_priced_for_all_rows_and_compute_at_once() -> None:
+    source = open_source("online-retail")
+    case = Case("online-retail", "edge", "10%", 4, 16, 0.0)
+    loads = [case, case._replace(dim=64, compute_ms=0.05), case._replace(compute_ms=2.0)]
+    tasks = {load.load: job(load, source, 14) for load in loads}
+    for name in ("vanilla", "esd(1, workers=0+1)"):
+        found = priced(name, tasks)
+        for load, task in tasks.items():
+            expected = 1e3 * measure_named(name, task).step_time_s
+            assert found[load] == pytest.approx(expected, rel=1e-9)
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_sources, "online-retail", open_source("online-retail"))
     out = tmp_path / "sweep.jsonl"
-    lines = [f'{{"case": {list(case)}, "ms": {{}}}}'.replace("'", '"') for case in done]
-    out.write_text("\n".join(lines) + '\n{"case": ["online-re\n')
-    args = argparse.Namespace(out=out, most=None, steps=12)
-    proceed(args, {"online-retail": open_source("online-retail")})
-    found = {result.case: result for result in read(out)}
-    assert set(found) == set(cases(NAMES))
-    mine = found[Case(*small[0])]
-    assert {OWN, "vanilla", "esd(1, workers=0)"} <= set(mine.ms)
-    assert all(value > 0 for value in mine.ms.values())
+    grid = cases(NAMES)
+    small = next(case for case in grid if case.workers == 2)
+    asked = left(Log(out), NAMES)
+    assert [case for case, _ in asked] == grid
+    assert sum(new for _, new in asked) == len({case.place for case in grid}) == 4 * 3 * 4
+    Log(out).add(run(small, 12, True))
+    out.write_text(out.read_text() + '{"case": ["online-re\n')
+    again = Log(out)
+    (result,) = again.results.values()
+    assert {OWN, "vanilla", "esd(1, workers=0)"} <= set(result.ms)
+    assert all(value > 0 for value in result.ms.values())
+    todo = dict(left(again, NAMES))
+    assert set(todo) == set(grid) - {small}
+    assert not any(new for case, new in todo.items() if case.place == small.place)
+    assert len(left(again, NAMES, most=3)) == 3
