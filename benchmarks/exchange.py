@@ -2,6 +2,7 @@
 
 `python -m benchmarks.exchange TESTBED` as root, with the path of the script that makes the links
 (`netns.sh`). Both directions at once, as a phase of a step does; iperf3 --bidir on the same links.
+Axes: W workers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import groupby
 
 import numpy as np
 import torch.distributed as dist
@@ -21,6 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
+from embroute.kernels.codes import MOST_PARTS
 from embroute.runtime.exchange import Bytes, Channel, GlooChannel, Posted
 from embroute.runtime.links import open_channels
 
@@ -28,86 +31,153 @@ PREFIX, ADDRESS = "xb-", "10.77.0.1"
 TARGET = 0.8
 IPERF_S = 3
 REPEATS = 2
-SECONDS = 0.5  # that a volume takes at the rate of the link
-LINKS = ((8, "0.1gbit"), (8, "0.25gbit"), (8, "0.5gbit"), (8, "1gbit"), (4, "1gbit"))
+AHEAD = 2  # phases posted and not yet waited for
+WARMUP = 5  # phases
+SECONDS, GLOO_SECONDS = 0.5, 0.1  # that the messages of a load take at the rate of the links
+FEWEST = 6  # phases
+WIDE = 10.0  # Gbit/s of the shard's link: more than all workers' together
 
 
 @dataclass(frozen=True)
-class Case:
-    """Messages of some sizes between every worker and the shard: of each size `volume` bytes."""
+class Load:
+    """What each worker and the shard swap in a phase: so many messages of so many KB each way."""
 
-    workers: int
-    sizes: Sequence[int]
-    volume: int = 4_000_000
-    warmup: int = 5
-    streams: bool = True  # or Gloo
-    ahead: int = 2  # phases posted and not yet waited for
+    kb_W: Sequence[int]
+    count_W: Sequence[int]
+    phases: int
+    gloo: bool = False
+
+    def bytes_W(self) -> list[int]:
+        """Each way in a phase."""
+        return [1000 * kb * count for kb, count in zip(self.kb_W, self.count_W, strict=True)]
 
 
-def rank(case: Case) -> dict[str, object]:
+@dataclass(frozen=True)
+class Links:
+    """Shaped links of some workers and the shard, and the messages that are swapped over them."""
+
+    gbit_W: tuple[float, ...]
+    swaps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # KB and number for each worker
+    shard_gbit: float = WIDE
+
+    def load(self, kb_W: Sequence[int], count_W: Sequence[int], gloo: bool = False) -> Load:
+        """So many phases that the slowest link takes the same time for all loads."""
+        phase_s = max(8e-6 * np.multiply(kb_W, count_W) / np.array(self.gbit_W))
+        phases = (GLOO_SECONDS if gloo else SECONDS) / phase_s
+        return Load(kb_W, count_W, max(FEWEST, int(phases)), gloo)
+
+    def loads(self) -> list[Load]:
+        """Every swap, over sockets and then through Gloo."""
+        return [self.load(*swap, gloo) for swap in self.swaps for gloo in (False, True)]
+
+    def classes(self) -> list[tuple[str, list[int]]]:
+        """Workers with the same link, and all of them if there are several kinds."""
+        everyone = list(range(len(self.gbit_W)))
+        own = [list(each) for _, each in groupby(everyone, self.gbit_W.__getitem__)]
+        named = [(f"{len(each)} x {self.gbit_W[each[0]]:g}", each) for each in own]
+        if len(own) == 1:
+            return named
+        parts = [(f"of them {name}", each) for name, each in named]
+        return [(" + ".join(name for name, _ in named), everyone), *parts]
+
+
+def alike(workers: int, gbit: float) -> Links:
+    """Equal links and messages: one at a time, and as many as a phase has parts at most."""
+    swaps = [((kb,) * workers, (at,) * workers) for at in (1, MOST_PARTS) for kb in (20, 60, 200)]
+    return Links((gbit,) * workers, tuple(swaps))
+
+
+def mixed(shard_gbit: float, times: int) -> Links:
+    """The testbed's own links: in a phase a fast one moves so many times as much as a slow one.
+
+    In one message that is ten times as long, or in several.
+    """
+    long = [((200,) * 4 + (20,) * 4, (at,) * 8) for at in (1, MOST_PARTS)]
+    many = [((kb,) * 8, (times,) * 4 + (1,) * 4) for kb in (20, 60, 200)]
+    return Links((1.0,) * 4 + (0.1,) * 4, (*long, *many), shard_gbit)
+
+
+CASES = (
+    alike(8, 0.1),
+    alike(8, 0.25),
+    alike(8, 0.5),
+    alike(8, 1),
+    alike(4, 1),
+    mixed(WIDE, 10),
+    mixed(2, 4),  # what the slow ones leave of 2 Gbit/s, in four
+)
+
+
+def rank(loads: Sequence[Load]) -> dict[str, object]:
     """Rank 0 is the shard: it swaps with everyone at once, the others with it."""
-    names = ["shard", *(f"worker{i}" for i in range(case.workers))]
-    own = names[int(os.environ["RANK"])]
-    peers = names[1:] if own == "shard" else names[:1]
+    names = ["shard", *(f"worker{i}" for i in range(len(loads[0].kb_W)))]
+    own = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     group = dist.group.WORLD
     assert group is not None
-    channel: Channel = GlooChannel(group, {name: i for i, name in enumerate(names)})
-    if case.streams:
-        store = PrefixStore("exchange", dist.distributed_c10d._get_default_store())
-        links = {"rows": [("shard", name) for name in names[1:]]}
-        channel = open_channels(store, own, links, 60.0)["rows"]
-    _swap_mbit(channel, peers, 1000, replace(case, volume=20_000))  # kernels are loaded by now
-    dist.barrier()
-    rates = [_swap_mbit(channel, peers, size, case) for size in case.sizes]
+    gloo = GlooChannel(group, {name: i for i, name in enumerate(names)})
+    store = PrefixStore("exchange", dist.distributed_c10d._get_default_store())
+    links = {"rows": [("shard", name) for name in names[1:]]}
+    streams = open_channels(store, names[own], links, 60.0)["rows"]
+    streams.swap([], [])  # loads kernels
+    rates = []
+    for load in loads:
+        messages = list(zip(names[1:], load.kb_W, load.count_W, strict=True))
+        if own:
+            messages = [("shard", *messages[own - 1][1:])]
+        dist.barrier()
+        rates.append(_phases_per_s(gloo if load.gloo else streams, messages, load.phases))
     dist.barrier()
     dist.destroy_process_group()
-    return {"mbit": rates}
+    return {"rates": rates}
 
 
-def _swap_mbit(channel: Channel, peers: Sequence[str], size: int, case: Case) -> float:
-    """Mbit/s with each peer in each direction."""
+def _phases_per_s(channel: Channel, swaps: Sequence[tuple[str, int, int]], phases: int) -> float:
+    """From the end of one phase to that of a later one, with others behind it."""
 
     def messages() -> list[tuple[str, Bytes]]:
-        return [(peer, np.zeros(size, np.uint8)) for peer in peers]
+        return [
+            (peer, np.zeros(1000 * kb, np.uint8)) for peer, kb, count in swaps for _ in range(count)
+        ]
 
-    buffers = [(messages(), messages()) for _ in range(case.ahead)]
+    buffers = [(messages(), messages()) for _ in range(AHEAD)]
     posted: deque[Posted] = deque()
-    phases, began = case.volume // size, 0.0
-    for phase in range(phases + case.warmup):
-        if phase == case.warmup:
-            began = time.perf_counter()
-        if len(posted) == case.ahead:
+    ended = []
+    for phase in range(WARMUP + phases + AHEAD):
+        if len(posted) == AHEAD:
             posted.popleft().wait()
-        posted.append(channel.post(*buffers[phase % case.ahead]))
+            ended.append(time.perf_counter())
+        posted.append(channel.post(*buffers[phase % AHEAD]))
     while posted:
         posted.popleft().wait()
-    return 8e-6 * size * phases / (time.perf_counter() - began)
+    return (len(ended) - WARMUP) / (ended[-1] - ended[WARMUP - 1])
 
 
 def testbed(script: str, *arguments: str) -> None:
-    subprocess.run(["bash", script, *arguments], env=_environment(), check=True)
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PREFIX": PREFIX, "GLOO_SOCKET_IFNAME": "eth0", "SHARD_RATE": "10gbit"}
+    own = {"PREFIX": PREFIX, "GLOO_SOCKET_IFNAME": "eth0", "SHARD_RATE": f"{WIDE}gbit"}
+    subprocess.run(["bash", script, *arguments], env=os.environ | own, check=True)
 
 
 def inside(node: str) -> list[str]:
     return ["ip", "netns", "exec", PREFIX + node]
 
 
-def swap_mbit(case: Case) -> list[float]:
-    """Mbit/s of one link in each direction at each size, by the shard's clock."""
-    prefixes = [inside("shard"), *(inside(f"w{i}") for i in range(case.workers))]
-    found = run_ranks("benchmarks.exchange", asdict(case), len(prefixes), prefixes, ADDRESS)
-    rates = found[0]["mbit"]
+def swap_mbit(loads: Sequence[Load]) -> list[list[float]]:
+    """Mbit/s of each worker's link in each direction with each load, by the shard's clock."""
+    workers = len(loads[0].kb_W)
+    prefixes = [inside("shard"), *(inside(f"w{i}") for i in range(workers))]
+    given = [asdict(load) for load in loads]
+    found = run_ranks("benchmarks.exchange", given, len(prefixes), prefixes, ADDRESS)
+    rates = found[0]["rates"]
     assert isinstance(rates, list)
-    return rates
+    return [
+        [8e-6 * size * rate for size in load.bytes_W()]
+        for load, rate in zip(loads, rates, strict=True)
+    ]
 
 
-def iperf_mbit(workers: int) -> float:
-    """Mbit/s of one link in each direction: the mean of all links at once."""
+def iperf_mbit(workers: int) -> list[float]:
+    """Mbit/s of each worker's link in each direction, all links at once."""
     servers: list[subprocess.Popen[bytes]] = []
     clients: list[subprocess.Popen[str]] = []
     try:
@@ -126,50 +196,57 @@ def iperf_mbit(workers: int) -> float:
         for client in clients:
             client.kill()
     sums = ("sum_received", "sum_received_bidir_reverse")
-    rates = [end[name]["bits_per_second"] for end in ends for name in sums]
-    return 1e-6 * float(np.mean(rates))
+    return [1e-6 * float(np.mean([end[name]["bits_per_second"] for name in sums])) for end in ends]
 
 
-def measure(script: str, rate: str, workers: int, sizes: Sequence[int]) -> list[list[str]]:
-    """A line for each size; iperf3, sockets and Gloo take turns."""
-    testbed(script, "up", *[rate] * workers)
-    volume = int(SECONDS * 1e9 / 8 * float(rate.removesuffix("gbit")))
-    case = Case(workers, sizes, volume)
-    reference, found, gloo = [], [], []
+def measure(script: str, links: Links) -> list[list[str]]:
+    """A line for each swap and class of links; iperf3, sockets and Gloo take turns."""
+    workers, loads = len(links.gbit_W), links.loads()
+    testbed(script, "up", *(f"{gbit}gbit" for gbit in links.gbit_W))
+    reference, found = [], []
     try:
+        testbed(script, "rate", "shard", f"{links.shard_gbit}gbit")
         for _ in range(REPEATS):
             reference.append(iperf_mbit(workers))
-            found.append(swap_mbit(case))
-            gloo.append(swap_mbit(replace(case, streams=False)))
-            print(rate, workers, reference[-1], found[-1], gloo[-1], flush=True)
+            found.append(swap_mbit(loads))
     finally:
         testbed(script, "down")
-    base = float(np.median(reference))
-    rates, theirs = np.median(found, 0).tolist(), np.median(gloo, 0).tolist()
-    links = f"{workers} x {rate}"
-    return [
-        [links, *(f"{value:.0f}" for value in (size / 1000, own, base, other)), f"{own / base:.2f}"]
-        for size, own, other in zip(sizes, rates, theirs, strict=True)
-    ]
+    base_W, rate_LW = np.median(reference, 0), np.median(found, 0)
+    lines = []
+    for i in range(0, len(loads), 2):
+        for name, own in links.classes():
+            figures = [rate_LW[i, own].mean(), base_W[own].mean(), rate_LW[i + 1, own].mean()]
+            cells = [name, f"{links.shard_gbit:g}", *_swapped(loads[i], own)]
+            cells += [*(f"{value:.0f}" for value in figures), f"{figures[0] / figures[1]:.2f}"]
+            print(*cells, sep="  ", flush=True)
+            lines.append(cells)
+    return lines
+
+
+def _swapped(load: Load, own: Sequence[int]) -> list[str]:
+    """Sizes and numbers of messages of some workers."""
+    columns = ([values[w] for w in own] for values in (load.kb_W, load.count_W))
+    return [", ".join(map(str, dict.fromkeys(column))) for column in columns]
 
 
 def main() -> None:
-    if sys.argv[1].startswith("{"):
-        print(json.dumps(rank(Case(**json.loads(sys.argv[1])))))
+    if sys.argv[1].startswith("["):
+        print(json.dumps(rank([Load(**load) for load in json.loads(sys.argv[1])])))
         return
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    rows = [
-        line
-        for workers, rate in LINKS
-        for line in measure(sys.argv[1], rate, workers, (20_000, 60_000, 200_000))
-    ]
-    headings = ["links", "KB", "Mbit/s", "iperf3", "Gloo", f"of iperf3 (target {TARGET:g})"]
+    rows = [line for links in CASES for line in measure(sys.argv[1], links)]
+    headings = ["links, Gbit/s", "shard's", "KB", "at once", "Mbit/s", "iperf3", "Gloo"]
+    headings.append(f"of iperf3 (target {TARGET:g})")
     note = (
-        "Every worker and the shard swap one message each way, again and again; Mbit/s of one "
-        "worker's link in one direction, both directions at once, the mean of all links. iperf3 "
+        "Every worker and the shard swap messages each way, again and again: in each phase one "
+        "with each worker, or several posted together, as parts of a phase are. A phase ends when "
+        f"all messages of all workers have; {AHEAD} phases are on their way. Mbit/s of one "
+        "worker's link in one direction, both directions at once, the mean over links. iperf3 "
         f"--bidir over all links at once, {IPERF_S} s. Gloo: the same messages through torch's "
-        f"process group. Medians of {REPEATS} turns. The shard's own link has 10 Gbit/s, so that "
-        "the workers' links are what is measured, as far as the cores can serve them."
+        f"process group. Medians of {REPEATS} turns. The shard's own link is wide, so that the "
+        "workers' links are what is measured, as far as the cores can serve them; in the last "
+        "case it is the testbed's own, narrower than the workers' together: there all of them "
+        "together are what compares, and what is moved by fast and slow ones is as given."
     )
     table = markdown(headings, rows)
     record("exchange", "The exchange of rows on shaped links", f"{note}\n\n{table}")

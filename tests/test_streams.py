@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
+from embroute.kernels.streams import DONE, IN, LEFT, OUT, PIECES, begin, drive
 from embroute.runtime import links
 from embroute.runtime.connect import EXCHANGE
 from embroute.runtime.exchange import LostPeerError, Message
@@ -130,6 +131,35 @@ def test_many_messages_on_their_way(pair: tuple[StreamChannel, StreamChannel]) -
     right.swap([], [])
     posts[-1].wait()
     assert got[:, 0].tolist() == list(range(count))
+
+
+def table(pieces: list[npt.NDArray[np.uint8]], direction: int) -> npt.NDArray[np.int64]:
+    """Messages to or from the first peer, for the kernels."""
+    return np.array([(0, direction, piece.ctypes.data, piece.size) for piece in pieces], np.int64)
+
+
+@pytest.mark.parametrize("most", [40, 9000])
+def test_messages_of_one_peer_are_one_stream(most: int) -> None:
+    """A kernel moves as many bytes as go, from the first message on; nothing else changes."""
+    random = np.random.default_rng(most)
+    sizes = random.integers(0, most, 3 * PIECES)
+    flat = random.integers(0, 256, sizes.sum()).astype(np.uint8)
+    ends, got = np.cumsum(sizes), np.zeros_like(flat)
+    out_M4 = table(np.split(flat, ends[:-1]), OUT)
+    in_M4 = table(np.split(got, ends[:-1]), IN)
+    left, right = socket.socketpair()
+    with left, right:
+        for sock in (left, right):
+            sock.setblocking(False)
+        here, there = (np.array([[sock.fileno(), 1]], np.int32) for sock in (left, right))
+        while in_M4[:, LEFT].any():
+            assert begin(out_M4, 0, len(out_M4), here) == (DONE, 0)
+            first = 1 + int(np.argmax(in_M4[:, LEFT] > 0))
+            assert drive(in_M4, 0, first, len(in_M4), there, 1000) == (DONE, 0)
+            for message_M4 in (out_M4, in_M4):
+                moved = flat.size - message_M4[:, LEFT].sum()
+                assert message_M4[:, LEFT].tolist() == np.clip(ends - moved, 0, sizes).tolist()
+    assert np.array_equal(got, flat)
 
 
 def test_notes_do_not_pile_up() -> None:

@@ -1,6 +1,6 @@
 """Bytes through connected sockets: many messages at once, those of one peer in order.
 
-Axes: M messages, P peers, D directions (in, out).
+Axes: M messages, P peers, D directions (in, out), K pieces of memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Bools = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-_call = types.int64(types.int32, types.uintp, types.uintp, types.int32)
-_send: Any = types.ExternalFunction("send", _call)
-_recv: Any = types.ExternalFunction("recv", _call)
+_call = types.int64(types.int32, types.uintp, types.int32)
+_sendmsg: Any = types.ExternalFunction("sendmsg", _call)
+_recvmsg: Any = types.ExternalFunction("recvmsg", _call)
 _option = types.int32(types.int32, types.int32, types.int32, types.uintp, types.uint32)
 _setsockopt: Any = types.ExternalFunction("setsockopt", _option)
 _poll: Any = types.ExternalFunction("poll", types.int32(types.uintp, types.uintp, types.int32))
@@ -40,22 +40,58 @@ FEW, MOST = 4096, 1 << 20  # bytes: of fewer any one wakes us, and more are not 
 
 IN, OUT = 0, 1
 PEER, DIRECTION, ADDRESS, LEFT = range(4)  # of a message: the bytes that have not moved yet
+FILE, WOKEN = 0, 1  # of a peer: its socket, and how many bytes of it wake us
 DONE, LATER = -1, -2
+PIECES = 64  # of memory that one call to the system moves
+# What sendmsg and recvmsg take, as words: pieces are at IOVEC, IOVLEN of them.
+WORDS, IOVEC, IOVLEN = 7, 2, 3
 
 
 @kernel
-def _move(message_4: I64, fd: int) -> int:
-    """Move as much of a message as goes; an error's number, DONE, or LATER."""
-    while message_4[LEFT] > 0:
-        address, left = np.uint64(message_4[ADDRESS]), np.uint64(message_4[LEFT])
-        if message_4[DIRECTION] == OUT:
-            moved = _send(fd, address, left, FLAGS)
+def _gather(message_M4: I64, m: int, piece_K2: I64) -> tuple[int, int]:
+    """List what is left of a message and of those behind it that go the same way; number, bytes."""
+    count, wanted = 0, 0
+    for other in range(m, len(message_M4)):
+        p, direction, address, left = message_M4[other]
+        if p == message_M4[m, PEER] and direction == message_M4[m, DIRECTION] and left > 0:
+            piece_K2[count] = address, left
+            count += 1
+            wanted += left
+            if count == len(piece_K2):
+                break
+    return count, wanted
+
+
+@kernel
+def _moved(message_M4: I64, m: int, moved: int) -> None:
+    """Take bytes off a message and those behind it that go the same way."""
+    for other in range(m, len(message_M4)):
+        p, direction, _, left = message_M4[other]
+        if p == message_M4[m, PEER] and direction == message_M4[m, DIRECTION]:
+            own = min(moved, left)
+            message_M4[other, ADDRESS] += own
+            message_M4[other, LEFT] -= own
+            moved -= own
+            if moved == 0:
+                break
+
+
+@kernel
+def _move(message_M4: I64, m: int, fd: int) -> int:
+    """Move as much of a message, and those behind it, as goes; an error's number, DONE or LATER."""
+    piece_K2, header_7 = np.empty((PIECES, 2), np.int64), np.zeros(WORDS, np.int64)
+    header_7[IOVEC] = piece_K2.ctypes.data
+    while True:
+        header_7[IOVLEN], wanted = _gather(message_M4, m, piece_K2)
+        if wanted == 0:
+            return DONE
+        if message_M4[m, DIRECTION] == OUT:
+            moved = _sendmsg(fd, header_7.ctypes.data, FLAGS)
         else:
-            moved = _recv(fd, address, left, FLAGS)
+            moved = _recvmsg(fd, header_7.ctypes.data, FLAGS)
         if moved > 0:
-            message_4[ADDRESS] += moved
-            message_4[LEFT] -= moved
-            if message_4[LEFT] > 0:
+            _moved(message_M4, m, moved)
+            if moved < wanted:
                 return LATER  # the system had no more, or no more room: asking again is in vain
         elif moved == 0:
             return CLOSED
@@ -65,21 +101,18 @@ def _move(message_4: I64, fd: int) -> int:
                 return LATER
             if number != INTERRUPTED:
                 return int(number)
-    return DONE
 
 
 @kernel
-def _push(message_M4: I64, first: int, fd_P: I32, blocked_DP: Bools) -> tuple[int, int]:
+def _push(message_M4: I64, peer_P2: I32, blocked_DP: Bools) -> tuple[int, int]:
     """Move what can be moved without waiting; a peer that is lost and why, or DONE.
 
-    Of what comes only the first messages, there is time for the others. `blocked_DP`: peers whose
-    next message waits; those that are marked are not tried.
+    `blocked_DP`: peers whose next message waits; those that are marked are not tried.
     """
     for m in range(len(message_M4)):
         p, direction = message_M4[m, PEER], message_M4[m, DIRECTION]
-        tried = not blocked_DP[direction, p] and (m < first or direction == OUT)
-        if tried and message_M4[m, LEFT] > 0:
-            outcome = _move(message_M4[m], fd_P[p])
+        if message_M4[m, LEFT] > 0 and not blocked_DP[direction, p]:
+            outcome = _move(message_M4[m:], 0, peer_P2[p, FILE])
             if outcome >= 0:
                 return p, outcome
             blocked_DP[direction, p] = outcome == LATER
@@ -87,19 +120,38 @@ def _push(message_M4: I64, first: int, fd_P: I32, blocked_DP: Bools) -> tuple[in
 
 
 @kernel
-def _wait(fd_P: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
+def _expect(message_M4: I64, peer_P2: I32) -> I64:
+    """Let the system wake us when all that is awaited of a peer is there, not at every packet.
+
+    Returns how many bytes that is.
+    """
+    wanted_P = np.zeros(len(peer_P2), np.int64)
+    for m in range(len(message_M4)):
+        if message_M4[m, DIRECTION] == IN:
+            wanted_P[message_M4[m, PEER]] += message_M4[m, LEFT]
+    value = np.empty(1, np.int32)
+    for p in range(len(peer_P2)):
+        value[0] = min(wanted_P[p], MOST) if wanted_P[p] > FEW else 1
+        if wanted_P[p] > 0 and value[0] != peer_P2[p, WOKEN]:
+            peer_P2[p, WOKEN] = value[0]
+            _setsockopt(peer_P2[p, FILE], LEVEL, LEAST, value.ctypes.data, np.uint32(4))
+    return wanted_P
+
+
+@kernel
+def _wait(wanted_P: I64, peer_P2: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
     """Wait until a blocked peer can go on, and unmark it; not if the time is over or a signal came.
 
     `asked_P2` is an array of struct pollfd: a file, what is asked, and above it what happened.
     """
-    asked_P2 = np.zeros((len(fd_P), 2), np.int32)
-    for p in range(len(fd_P)):
-        events = READABLE * blocked_DP[IN, p] + WRITABLE * blocked_DP[OUT, p]
-        asked_P2[p, 0] = fd_P[p] if events else -1  # which poll skips
+    asked_P2 = np.zeros((len(peer_P2), 2), np.int32)
+    for p in range(len(peer_P2)):
+        events = READABLE * (wanted_P[p] > 0) + WRITABLE * blocked_DP[OUT, p]
+        asked_P2[p, 0] = peer_P2[p, FILE] if events else -1  # which poll skips
         asked_P2[p, 1] = events
-    if _poll(asked_P2.ctypes.data, np.uint64(len(fd_P)), timeout_ms) <= 0:
+    if _poll(asked_P2.ctypes.data, np.uint64(len(peer_P2)), timeout_ms) <= 0:
         return False
-    for p in range(len(fd_P)):
+    for p in range(len(peer_P2)):
         happened = asked_P2[p, 1] >> 16
         if happened & ~WRITABLE:  # an error too is met by trying
             blocked_DP[IN, p] = False
@@ -109,36 +161,30 @@ def _wait(fd_P: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
 
 
 @kernel
-def _expect(message_M4: I64, fd_P: I32, least_P: I32) -> None:
-    """Let the system wake us when all that is awaited of a peer is there, not at every packet."""
-    wanted_P = np.zeros(len(fd_P), np.int64)
-    for m in range(len(message_M4)):
-        if message_M4[m, DIRECTION] == IN:
-            wanted_P[message_M4[m, PEER]] += message_M4[m, LEFT]
-    value = np.empty(1, np.int32)
-    for p in range(len(fd_P)):
-        value[0] = min(wanted_P[p], MOST) if wanted_P[p] > FEW else 1
-        if value[0] != least_P[p]:
-            least_P[p] = value[0]
-            _setsockopt(fd_P[p], LEVEL, LEAST, value.ctypes.data, np.uint32(4))
-
-
-@kernel
-def begin(message_M4: I64, fd_P: I32) -> tuple[int, int]:
+def begin(message_M4: I64, start: int, count: int, peer_P2: I32) -> tuple[int, int]:
     """Send what leaves without waiting; a peer that is lost and why, or DONE."""
-    return _push(message_M4, 0, fd_P, np.zeros((2, len(fd_P)), np.bool_))
+    blocked_DP = np.zeros((2, len(peer_P2)), np.bool_)
+    blocked_DP[IN] = True
+    return _push(message_M4[start : start + count], peer_P2, blocked_DP)
 
 
 @kernel
-def drive(message_M4: I64, first: int, fd_P: I32, least_P: I32, timeout_ms: int) -> tuple[int, int]:
-    """Move messages until the first few are done; a peer that is lost and why, DONE, or LATER."""
-    blocked_DP = np.zeros((2, len(fd_P)), np.bool_)
-    while True:
-        lost, why = _push(message_M4, first, fd_P, blocked_DP)
+def drive(
+    message_M4: I64, start: int, first: int, count: int, peer_P2: I32, timeout_ms: int
+) -> tuple[int, int]:
+    """Move messages until the first few are done; a peer that is lost and why, DONE, or LATER.
+
+    Of the others what can be moved meanwhile.
+    """
+    message_M4 = message_M4[start : start + count]
+    blocked_DP = np.zeros((2, len(peer_P2)), np.bool_)
+    while message_M4[:first, LEFT].any():
+        lost, why = _push(message_M4, peer_P2, blocked_DP)
         if lost >= 0:
             return lost, why
         if not message_M4[:first, LEFT].any():
-            return DONE, 0
-        _expect(message_M4[:first], fd_P, least_P)
-        if not _wait(fd_P, blocked_DP, timeout_ms):
+            break
+        wanted_P = _expect(message_M4[:first], peer_P2)
+        if not _wait(wanted_P, peer_P2, blocked_DP, timeout_ms):
             return LATER, 0  # signals are Python's business
+    return DONE, 0

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from ctypes import addressof, c_char
+from collections.abc import Callable, Sequence
+from ctypes import Array, addressof, c_char
 from dataclasses import dataclass
+from struct import Struct
+from typing import cast
 
 import numpy as np
 
-from embroute.kernels.streams import CLOSED, DONE, IN, OUT, begin, drive
+from embroute.kernels.streams import CLOSED, IN, LATER, OUT, begin, drive
 from embroute.runtime.exchange import Bytes, LostPeerError, Message
 
 SLICE_MS = 200  # of waiting, after which Python sees to signals
 ROOM = 64  # messages on their way for which there is room at first
-_memory = (c_char * 0).from_buffer  # numpy's own way to tell an address takes four times as long
+# Numpy's own way to tell an address takes four times as long.
+_memory = cast(Callable[[Bytes], Array[c_char]], (c_char * 0).from_buffer)
+_entry = Struct("4q")  # a message in the kernel's table
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StreamPosted:
     """Messages on their way."""
 
@@ -34,28 +38,36 @@ class StreamPosted:
 
 
 class StreamChannel:
-    """Sockets to some other ranks. One thread only."""
+    """Sockets to some other ranks. One thread only.
+
+    Ranks that share cores find the caches cold at every phase, so that little is done in Python.
+    """
 
     def __init__(self, sockets: dict[str, socket.socket]) -> None:
         self.names = list(sockets)
         self.sockets = list(sockets.values())
         self._index = {name: i for i, name in enumerate(self.names)}
-        self._fd_P = np.array([sock.fileno() for sock in self.sockets], np.int32)
-        self._least_P = np.ones(len(self.sockets), np.int32)  # bytes that wake a wait for a peer
+        peers = [(sock.fileno(), 1) for sock in self.sockets]
+        self._peer_P2 = np.array(peers, np.int32).reshape(-1, 2)
         self._message_M4 = np.zeros((ROOM, 4), np.int64)
-        self._kept: list[Bytes] = []  # what messages point to
-        self._before = 0  # messages posted before the first of these
+        self._table = self._message_M4.data.cast("B")
+        self._start = 0  # of messages that were not waited for
+        self._kept: list[Bytes] = []  # what they point to
+        self._before = 0  # messages that were
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> StreamPosted:
         """What fits the sockets leaves at once."""
-        posted = self._add(sends, receives)
+        end = self._add(sends, receives)
         if sends:
-            self._check(*begin(self._message_M4[: len(self._kept)], self._fd_P))
-        return posted
+            count = len(self._kept)
+            lost, why = begin(self._message_M4, self._start, count, self._peer_P2)
+            if lost >= 0:
+                self._fail(lost, why)
+        return StreamPosted(self, end)
 
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Post everything, and wait for it."""
-        self._add(sends, receives).wait()
+        self.drive(self._add(sends, receives))
 
     def close(self) -> None:
         """Close every socket."""
@@ -64,41 +76,45 @@ class StreamChannel:
 
     def drive(self, end: int) -> None:
         """Move messages until all up to one have left or arrived."""
-        while end > self._before and not self._drive(end - self._before):
-            pass
+        first = end - self._before
+        if first <= 0:
+            return
+        lost, start, count = LATER, self._start, len(self._kept)
+        while lost == LATER:
+            lost, why = drive(self._message_M4, start, first, count, self._peer_P2, SLICE_MS)
+        if lost >= 0:
+            self._fail(lost, why)
+        del self._kept[:first]
+        self._before = end
+        self._start = start + first if first < count else 0
 
-    def _add(self, sends: Sequence[Message], receives: Sequence[Message]) -> StreamPosted:
+    def _add(self, sends: Sequence[Message], receives: Sequence[Message]) -> int:
+        """Put messages at the end of the table; the number of all that ever were in it."""
+        kept, index, size = self._kept, self._index, _entry.size
+        used = self._start + len(kept)
+        if used + len(sends) + len(receives) > len(self._message_M4):
+            used = self._make_room(len(sends) + len(receives))
+        table, at = self._table, size * used
         for messages, direction in ((sends, OUT), (receives, IN)):
             for peer, data in messages:
-                i = len(self._kept)
-                if i == len(self._message_M4):
-                    self._message_M4 = np.concatenate([self._message_M4, self._message_M4])
                 try:
-                    address = addressof(_memory(data.data))
+                    address = addressof(_memory(data))
                 except TypeError as error:
                     raise ValueError(f"a message for {peer}: {error}") from None
-                self._kept.append(data)
-                self._message_M4[i] = (self._index[peer], direction, address, data.nbytes)
-        return StreamPosted(self, self._before + len(self._kept))
+                _entry.pack_into(table, at, index[peer], direction, address, data.nbytes)
+                at += size
+                kept.append(data)
+        return self._before + len(kept)
 
-    def _drive(self, first: int) -> bool:
-        """Whether the first messages have all left or arrived, after some waiting."""
-        message_M4 = self._message_M4[: len(self._kept)]
-        lost, why = drive(message_M4, first, self._fd_P, self._least_P, SLICE_MS)
-        self._check(lost, why)
-        if lost == DONE:
-            self._forget(first)
-        return lost == DONE
+    def _make_room(self, more: int) -> int:
+        """Move what is left to the beginning of a table with room for some more; its number."""
+        count = len(self._kept)
+        left_M4 = self._message_M4[self._start : self._start + count]
+        self._message_M4 = np.zeros((max(ROOM, 2 * (count + more)), 4), np.int64)
+        self._message_M4[:count] = left_M4
+        self._table, self._start = self._message_M4.data.cast("B"), 0
+        return count
 
-    def _check(self, lost: int, why: int) -> None:
-        if lost >= 0:
-            reason = "connection closed by the other end" if why == CLOSED else os.strerror(why)
-            raise LostPeerError(f"lost {self.names[lost]}: {reason}")
-
-    def _forget(self, first: int) -> None:
-        """Messages that were waited for make room."""
-        left = len(self._kept) - first
-        if left:
-            self._message_M4[:left] = self._message_M4[first : first + left].copy()
-        del self._kept[:first]
-        self._before += first
+    def _fail(self, lost: int, why: int) -> None:
+        reason = "connection closed by the other end" if why == CLOSED else os.strerror(why)
+        raise LostPeerError(f"lost {self.names[lost]}: {reason}")
