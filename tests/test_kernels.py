@@ -17,7 +17,7 @@ from embroute.kernels.caches import (
     sole_holders,
     victim_cells,
 )
-from embroute.kernels.distinct import distinct
+from embroute.kernels.distinct import distinct, number
 from embroute.kernels.memory import places
 from embroute.kernels.orders import Spots, locate
 from embroute.kernels.places import number_touches
@@ -63,6 +63,21 @@ def test_distinct(rows: list[int]) -> None:
     expected = list(dict.fromkeys(row for row in rows if row >= 0))
     assert rows_U[:count].tolist() == expected
     assert unique.tolist() == [expected.index(row) if row >= 0 else -1 for row in rows]
+
+
+@given(st.lists(st.lists(st.integers(-1, 9), max_size=30), max_size=4))
+@few
+def test_number(batches: list[list[int]]) -> None:
+    seen, uses, base = np.zeros(10, np.int64), dict[int, int](), 0
+    for rows in batches:
+        unique = np.empty(len(rows), np.int32)
+        rows_U, last_U = number(seen, np.array(rows, np.int64), base, unique)
+        expected = list(dict.fromkeys(row for row in rows if row >= 0))
+        assert rows_U.tolist() == expected
+        assert unique.tolist() == [expected.index(row) if row >= 0 else -1 for row in rows]
+        assert last_U.tolist() == [uses.get(row, -1) for row in expected]
+        uses |= {row: base + u for u, row in enumerate(expected)}
+        base += len(expected)
 
 
 @given(st.lists(st.integers(0, 6), max_size=50))
