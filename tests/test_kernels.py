@@ -20,7 +20,7 @@ from embroute.kernels.caches import (
 from embroute.kernels.distinct import distinct, number
 from embroute.kernels.memory import places
 from embroute.kernels.orders import Spots, locate
-from embroute.kernels.places import number_touches
+from embroute.kernels.places import name_gradients, number_touches, renumber
 from embroute.kernels.rows import Bags, pool, spread
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
@@ -289,3 +289,24 @@ def test_pool_and_spread(seed: int, mean: bool) -> None:
     for own, row, s in zip(real, grad, share, strict=True):
         np.add.at(summed, own, row * s)
     np.testing.assert_allclose(found, summed, rtol=1e-14, atol=1e-14)
+
+
+@given(seeds)
+@few
+def test_renumber(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    number, touch = rng.permutation(9).astype(np.int32), rng.integers(-1, 9, 20).astype(np.int32)
+    assert renumber(number, touch).tolist() == np.where(touch < 0, -1, number[touch]).tolist()
+
+
+@given(seeds)
+@few
+def test_gradients_are_named_by_touch(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    push = rng.choice([codes.NOTHING, codes.GRADIENT, codes.DELTA], 12).astype(np.uint8)
+    number, slot = rng.permutation(12).astype(np.int32), np.arange(100, 112, dtype=np.int32)
+    pushed = push != codes.NOTHING
+    out = np.concatenate([np.array([7, 7], np.int32), slot[pushed]])
+    name_gradients(push, number, out)
+    expected = np.where(push == codes.GRADIENT, number, slot)[pushed]
+    assert out.tolist() == [7, 7, *expected.tolist()]
