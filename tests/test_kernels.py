@@ -17,10 +17,10 @@ from embroute.kernels.caches import (
     sole_holders,
     victim_cells,
 )
-from embroute.kernels.distinct import distinct
+from embroute.kernels.distinct import distinct, number
 from embroute.kernels.memory import places
 from embroute.kernels.orders import Spots, locate
-from embroute.kernels.places import number_touches
+from embroute.kernels.places import name_gradients, number_touches, renumber
 from embroute.kernels.rows import Bags, pool, spread
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
@@ -63,6 +63,21 @@ def test_distinct(rows: list[int]) -> None:
     expected = list(dict.fromkeys(row for row in rows if row >= 0))
     assert rows_U[:count].tolist() == expected
     assert unique.tolist() == [expected.index(row) if row >= 0 else -1 for row in rows]
+
+
+@given(st.lists(st.lists(st.integers(-1, 9), max_size=30), max_size=4))
+@few
+def test_number(batches: list[list[int]]) -> None:
+    seen, uses, base = np.zeros(10, np.int64), dict[int, int](), 0
+    for rows in batches:
+        unique = np.empty(len(rows), np.int32)
+        rows_U, last_U = number(seen, np.array(rows, np.int64), base, unique)
+        expected = list(dict.fromkeys(row for row in rows if row >= 0))
+        assert rows_U.tolist() == expected
+        assert unique.tolist() == [expected.index(row) if row >= 0 else -1 for row in rows]
+        assert last_U.tolist() == [uses.get(row, -1) for row in expected]
+        uses |= {row: base + u for u, row in enumerate(expected)}
+        base += len(expected)
 
 
 @given(st.lists(st.integers(0, 6), max_size=50))
@@ -274,3 +289,24 @@ def test_pool_and_spread(seed: int, mean: bool) -> None:
     for own, row, s in zip(real, grad, share, strict=True):
         np.add.at(summed, own, row * s)
     np.testing.assert_allclose(found, summed, rtol=1e-14, atol=1e-14)
+
+
+@given(seeds)
+@few
+def test_renumber(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    number, touch = rng.permutation(9).astype(np.int32), rng.integers(-1, 9, 20).astype(np.int32)
+    assert renumber(number, touch).tolist() == np.where(touch < 0, -1, number[touch]).tolist()
+
+
+@given(seeds)
+@few
+def test_gradients_are_named_by_touch(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    push = rng.choice([codes.NOTHING, codes.GRADIENT, codes.DELTA], 12).astype(np.uint8)
+    number, slot = rng.permutation(12).astype(np.int32), np.arange(100, 112, dtype=np.int32)
+    pushed = push != codes.NOTHING
+    out = np.concatenate([np.array([7, 7], np.int32), slot[pushed]])
+    name_gradients(push, number, out)
+    expected = np.where(push == codes.GRADIENT, number, slot)[pushed]
+    assert out.tolist() == [7, 7, *expected.tolist()]

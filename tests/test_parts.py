@@ -68,9 +68,9 @@ def test_rows_of_a_part_go_out_before_the_next_is_in(monkeypatch: pytest.MonkeyP
         take(shard, coming)
         steps[-1] += "i"
 
-    def posting(shard: Shard, wanted: Sequence[Item], use: str = "out") -> object:
+    def posting(shard: Shard, wanted: Sequence[Item]) -> object:
         steps[-1] += "o"
-        return post(shard, wanted, use)
+        return post(shard, wanted)
 
     monkeypatch.setattr(Shard, "_stream", streaming)
     monkeypatch.setattr(Shard, "_take", taking)

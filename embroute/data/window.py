@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.data.batch import Batch
-from embroute.kernels.distinct import Ring, distinct, link
+from embroute.kernels.distinct import Ring, link, number
 
 REMEMBERED = 2  # steps whose uses a window still knows, the one just decided among them
 
@@ -66,14 +66,11 @@ class Horizon:
 
     def push(self, batch: Batch) -> None:
         """Let a batch enter the window at its far end."""
-        lookups = len(batch.rows)
-        table = np.zeros(1 << max(4, (5 * lookups // 4).bit_length()), np.int32)
-        rows_U = np.empty(lookups, np.int64)
-        unique_of_lookup = np.empty(lookups, np.int32)
-        count = distinct(batch.rows, table, rows_U, unique_of_lookup)
-        rows_U = rows_U[:count].copy()
+        unique_of_lookup = np.empty(len(batch.rows), np.int32)
+        rows_U, last_U = number(self._ring.seen_R, batch.rows, self._base, unique_of_lookup)
+        count = len(rows_U)
         self._grow(count)
-        before_U, last_U = link(self._ring, rows_U, self._next_step, self._base, self._oldest)
+        before_U = link(self._ring, last_U, self._next_step, self._base, self._oldest)
         entry = Indexed(
             self._next_step,
             batch,

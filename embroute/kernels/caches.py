@@ -82,7 +82,7 @@ def _sole_holder(copies_UW: I32, u: int) -> int:
     # Two sums, which the compiler turns into vectors; a sole holder's number is the second.
     holders, numbers = np.int32(0), np.int32(0)
     for w in range(copies_UW.shape[1]):
-        holds = np.int32(copies_UW[u, w] & (FRESH | DIRTY) != 0)
+        holds = np.int32(copies_UW[u, index(w)] & (FRESH | DIRTY) != 0)
         holders += holds
         numbers += holds * np.int32(w)
     only = numbers if holders == 1 else np.int32(SEVERAL)
@@ -119,8 +119,8 @@ def find(cells: Cells, rows_U: I64) -> Found:
         for w in range(0, num_workers, CELLS_A_LINE):
             prefetch(cell_NW, (soon, w))
         for w in range(num_workers):
-            copies_UW[u, w] = cell_NW[number, w]
-        only_U[u] = _sole_holder(copies_UW, u)
+            copies_UW[index(u), index(w)] = cell_NW[number, index(w)]
+        only_U[index(u)] = _sole_holder(copies_UW, index(u))
     return Found(number_U, copies_UW, only_U)
 
 

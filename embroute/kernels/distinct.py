@@ -55,27 +55,50 @@ class Ring(NamedTuple):
 
 
 @kernel
-def link(ring: Ring, rows_U: I64, step: int, base: int, oldest: int) -> tuple[I32, I64]:
-    """Append a batch at position `base`; returns step and position of each row's use before, or -1.
+def number(seen_R: I64, rows: I64, base: int, unique_of_lookup: I32) -> tuple[I64, I64]:
+    """Distinct rows of a batch in order of first look-up, and where each one was used before.
 
-    Positions before `oldest` have left the ring.
+    They take the positions from `base` on: a row whose latest use lies there has its number.
+    Padding look-ups get -1.
+    """
+    rows_U, last_U = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    count = 0
+    for i in range(len(rows)):
+        prefetch(seen_R, (rows[index(min(i + AHEAD, len(rows) - 1))],))
+        if rows[index(i)] < 0:
+            unique_of_lookup[index(i)] = -1
+            continue
+        row = index(rows[index(i)])
+        # No branch, as no processor can guess it: what is not new is overwritten by the next.
+        seen = seen_R[row]
+        rows_U[index(count)], last_U[index(count)] = row, seen - 1
+        is_new = seen <= base
+        here = base + count + 1 if is_new else seen
+        seen_R[row] = here
+        unique_of_lookup[index(i)] = here - 1 - base
+        count += 1 if is_new else 0
+    return rows_U[:count].copy(), last_U[:count].copy()
+
+
+@kernel
+def link(ring: Ring, last_U: I64, step: int, base: int, oldest: int) -> I32:
+    """Append a batch at position `base`; returns the step of each row's use before, or -1.
+
+    Positions before `oldest` have left the ring: `last_U` becomes -1 there.
     """
     mask = len(ring.step_G) - 1
-    before_U = np.empty(len(rows_U), np.int32)
-    last_U = np.empty(len(rows_U), np.int64)
-    seen_R, step_G, later_G = ring.seen_R, ring.step_G, ring.later_G
-    for u in range(len(rows_U)):
-        prefetch(seen_R, (rows_U[index(min(u + AHEAD, len(rows_U) - 1))],))
-        row, here = index(rows_U[index(u)]), base + u
-        last_U[index(u)] = seen_R[row] - 1
-        seen_R[row] = here + 1
-    for u in range(len(rows_U)):
+    before_U = np.empty(len(last_U), np.int32)
+    step_G, later_G = ring.step_G, ring.later_G
+    for u in range(len(last_U)):
+        soon = last_U[index(min(u + AHEAD, len(last_U) - 1))] & mask
+        prefetch(step_G, (soon,))
+        prefetch(later_G, (soon,))
         last, here = last_U[index(u)], index((base + u) & mask)
+        # No branch here either: without a use before, the place written first is its own.
+        known = last >= oldest
+        there = index(last & mask) if known else here
+        before_U[index(u)] = step_G[there] if known else -1
+        last_U[index(u)] = last if known else -1
+        later_G[there] = step
         step_G[here], later_G[here] = step, NEVER
-        before_U[index(u)] = -1
-        if last >= oldest:
-            before_U[index(u)] = step_G[index(last & mask)]
-            later_G[index(last & mask)] = step
-        else:
-            last_U[index(u)] = -1
-    return before_U, last_U
+    return before_U

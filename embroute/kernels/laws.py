@@ -120,16 +120,17 @@ def updates_home(caches: Caches, touches: Touches, found: Found, decision: Decis
     copies_UW, only_U, num_workers = found.copies_UW, found.only_U, found.copies_UW.shape[1]
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     for u in range(len(only_U)):
-        first, last = index(first_U[u]), index(first_U[u + 1])
-        if first == last or only_U[u] == NO_HOLDER or _all_have(touches, decision, u):
+        only, first, last = only_U[u], index(first_U[u]), index(first_U[u + 1])
+        if first == last or only == NO_HOLDER:
             continue
         alone = worker_T[index(of_row_T[first])] if last - first == 1 else -1
-        start = max(only_U[u], 0)
-        for k in range(start, start + 1 if only_U[u] != SEVERAL else num_workers):
+        start = max(only, 0)
+        for k in range(start, start + 1 if only != SEVERAL else num_workers):
             cell = copies_UW[u, index(k)]
-            if not cell & DIRTY or k == alone:
+            if (cell & DIRTY == 0) | (k == alone):
                 continue
-            if not marked(slots, index(k), index((cell & SLOT_MASK) - 1), RETURNED, planning):
+            home = marked(slots, index(k), index((cell & SLOT_MASK) - 1), RETURNED, planning)
+            if not home and not _all_have(touches, decision, u):
                 return int(of_row_T[first])
     return -1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import EXCLUSIVE, LOCAL
+from embroute.kernels.codes import EXCLUSIVE, GRADIENT, LOCAL, NOTHING
 from embroute.kernels.jit import kernel
 from embroute.kernels.memory import index
 
@@ -42,3 +42,23 @@ def number_touches(
         number_T[t] = place - first[box & ~1]
         slots[place] = slot_T[t] - first_slot_WA[worker_T[t], arena_T[t]]
     return first, number_T, slots
+
+
+@kernel
+def renumber(number_T: I32, touch_L: I32) -> I32:
+    """Numbers of touches for look-ups; padding stays -1."""
+    out = np.empty(len(touch_L), np.int32)
+    for i in range(len(touch_L)):
+        out[index(i)] = number_T[index(touch_L[index(i)])] if touch_L[index(i)] >= 0 else -1
+    return out
+
+
+@kernel
+def name_gradients(push_T: U8, number_T: I32, out_N: I32) -> None:
+    """The touches of pushed gradients, in place of slots; the last entries are the pushes."""
+    i = len(out_N)
+    for t in range(len(push_T) - 1, -1, -1):
+        if push_T[index(t)] != NOTHING:
+            i -= 1
+            if push_T[index(t)] == GRADIENT:
+                out_N[index(i)] = number_T[index(t)]

@@ -156,12 +156,11 @@ def pulls(
     rows_U, before_U, arena_U = rows.rows_U, rows.before_U, rows.arena_U
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
     mode_T, slot_T, step = decision.mode_T, placement.slot_T, rows.step
-    out = empty(int(((need_T != HIT) & (need_T != NEW)).sum()))
+    chosen = places((need_T != HIT) & (need_T != NEW))
+    out = empty(len(chosen))
     worker, row, slot_of, arena, kind, what, phase = out
-    i = index(0)
-    for t in range(len(need_T)):
-        if (need_T[t] == HIT) | (need_T[t] == NEW):
-            continue
+    for i in range(len(chosen)):
+        t = chosen[i]
         w, u, slot = index(worker_T[t]), index(unique_T[t]), index(slot_T[t])
         worker[i], row[i], slot_of[i], arena[i] = w, rows_U[u], slot, arena_U[u]
         kind[i] = MISS_PULL if need_T[t] == MISS else STALE_PULL
@@ -173,7 +172,6 @@ def pulls(
         if (need_T[t] == MISS) & (slot < unused_WA[w, index(arena_U[u])]):
             busy |= slots[w, slot, USED] == step
         phase[i] = LATE if busy and step > 0 else EARLY
-        i += index(1)
     return out
 
 

@@ -19,9 +19,11 @@ from embroute.runtime.heartbeat import Heartbeat
 from embroute.runtime.job import Settings
 from embroute.runtime.layout import Layout, on_one_node
 from embroute.runtime.links import Links, open_channels
+from embroute.runtime.mail import CopiedMail, Mail
 from embroute.runtime.seat import Seat, names
+from embroute.runtime.slabs import offer, take_offer
 from embroute.runtime.streams import StreamChannel
-from embroute.runtime.sums import FEW, shared_sums
+from embroute.runtime.sums import FEW, is_near, shared_sums
 
 EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
 CONNECT_S = 60.0
@@ -68,6 +70,21 @@ def _sums(name: str, dense: GlooChannel, found: Mapping[str, Channel]) -> Sums:
     if not (name.startswith("worker") and isinstance(near, StreamChannel)):
         return dense
     return shared_sums(dense, near, int(name.removeprefix("worker")), CONNECT_S)
+
+
+def _mail(name: str, layout: Layout, rows: Channel) -> Mail:
+    """What carries rows: memory if all who hold rows are on one host, else the connections.
+
+    Both ends of a connection must know, so everyone writes down what its connections are.
+    """
+    _, *others = names(layout.num_workers, layout.num_shards)
+    if name not in others or not isinstance(rows, StreamChannel):
+        return CopiedMail(rows)
+    store = _job_store(CONNECT_S)
+    store.set(f"near/{name}", str(is_near(rows)))
+    if not all(store.get(f"near/{other}") == str(True).encode() for other in others):
+        return CopiedMail(rows)
+    return offer(rows) if name.startswith("shard") else take_offer(rows, CONNECT_S)
 
 
 def _job_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
@@ -134,7 +151,8 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
         found = _channels(name, rank_of, layout)
         plans, rows, answers, star = (found[kind] for kind in ("plans", "rows", "answers", "star"))
         sums = _sums(name, dense, found)
-        yield Seat(name, layout.num_workers, layout.num_shards, plans, rows, sums, answers, star)
+        mail = _mail(name, layout, rows)
+        yield Seat(name, layout.num_workers, layout.num_shards, plans, mail, sums, answers, star)
     # Not after an error: taking the groups down would wait for the lost.
     for channel in found.values():
         channel.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from embroute.runtime.exchange import Hub, LocalChannel, LostPeerError
+from embroute.runtime.mail import CopiedMail
 from embroute.runtime.seat import Seat, names
 
 T = TypeVar("T")
@@ -18,7 +19,8 @@ def local_seat(hub: Hub, name: str, num_workers: int, num_shards: int) -> Seat:
     kinds = ("plans", "rows", "answers", "star")
     plans, rows, answers, star = (LocalChannel(hub, kind, name) for kind in kinds)
     dense = LocalChannel(hub, "dense", name, workers)
-    return Seat(name, num_workers, num_shards, plans, rows, dense, answers, star)
+    mail = CopiedMail(rows)
+    return Seat(name, num_workers, num_shards, plans, mail, dense, answers, star)
 
 
 def run_local(num_workers: int, num_shards: int, main: Callable[[Seat], T]) -> dict[str, T]:

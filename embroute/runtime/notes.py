@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from embroute.data.batch import Batch
 from embroute.kernels.codes import EARLY, MISS_PULL, VALUE
 from embroute.kernels.distinct import distinct
+from embroute.kernels.places import renumber
 from embroute.kernels.touches import Lookups, touches
 from embroute.kernels.transfers import Transfers
 from embroute.policy.plan import Plan
@@ -118,11 +119,12 @@ def deal(batch: Batch, order_S: I32, samples_W: I64, feed: Feed) -> list[Part]:
 
 def _replicas(plan: Plan, order: TouchOrder, places: Places) -> list[tuple[I32, I32]]:
     """By arena, for the rows whose gradients are all-reduced: slots and touches, rows x workers."""
-    chosen = plan.replicated_U if len(plan.replica_UW) else np.empty(0, np.int64)
+    if not len(plan.replica_UW):
+        return [(plan.replica_UW, plan.replica_UW) for _ in range(places.num_arenas)]
+    chosen = plan.replicated_U
     arena_U, first_WA = plan.rows.arena_U[chosen], places.first_slot_WA
     number_UW = np.full((len(plan.rows.rows_U), places.num_workers), -1, np.int32)
-    if len(chosen):
-        number_UW[plan.touches.unique_T, plan.touches.worker_T] = order.number_T
+    number_UW[plan.touches.unique_T, plan.touches.worker_T] = order.number_T
     found = []
     for arena in range(places.num_arenas):
         inside = arena_U == arena
@@ -168,8 +170,7 @@ def step_notes(
     """Notes of a step for all shards and all workers."""
     order = order_touches(plan, places)
     script = step_script(plan, order.number_T, places)
-    # Padding is touch -1: it finds the number behind the last one.
-    number_L = np.append(order.number_T, np.int32(-1))[plan.touches.touch_of_lookup]
+    number_L = renumber(order.number_T, plan.touches.touch_of_lookup)
     replicas, made = _replicas(plan, order, places), _made(plan, places)
     parts = deal(plan.now.batch, plan.touches.sample_order_S, plan.samples_W, feed)
     hits, touched = plan.hits
@@ -257,7 +258,6 @@ def read_work(arrays: Sequence[Array], num_arenas: int, feed: Feed) -> Work:
     dealt = arrays[10:]
     about = About(*about_.tolist())
     local, total, hot = sizes.reshape(3, num_arenas).tolist()
-    bounds, hot_bounds = np.cumsum(total)[:-1], np.cumsum(hot)[:-1]
     touch = np.asarray(touch_L, np.int32)
     samples = _dealt(about.num_samples, dealt, feed)
     if not about.num_samples:
@@ -266,14 +266,20 @@ def read_work(arrays: Sequence[Array], num_arenas: int, feed: Feed) -> Work:
         about,
         Orders.read(heads, index),
         local,
-        np.split(np.asarray(slots, np.int32), bounds),
-        np.split(np.asarray(hot_slots, np.int32), hot_bounds),
-        np.split(np.asarray(hot_touches, np.int32), hot_bounds),
+        _cut(slots, total),
+        _cut(hot_slots, hot),
+        _cut(hot_touches, hot),
         Made(*(np.asarray(array, np.int32) for array in made)),
         touch,
         samples,
         np.asarray(dealt[-1], np.int64),
     )
+
+
+def _cut(numbers: Array, counts: Sequence[int]) -> list[I32]:
+    """Lists one after the other, apart."""
+    ends = list(accumulate(counts, initial=0))
+    return [np.asarray(numbers[first:last], np.int32) for first, last in pairwise(ends)]
 
 
 def _dealt(num_samples: int, arrays: Sequence[Array], feed: Feed) -> Dealt:
@@ -291,8 +297,9 @@ def _dealt(num_samples: int, arrays: Sequence[Array], feed: Feed) -> Dealt:
             offsets,
             np.full(int(offsets[-1]), -1, np.int64),
         )
-    per_bag = lengths if len(lengths) else np.ones(num_samples * fields, np.int32)
-    offsets = np.concatenate([[0], np.cumsum(per_bag, dtype=np.int64)])
+    offsets = np.arange(num_samples * fields + 1, dtype=np.int64)
+    if len(lengths):
+        np.cumsum(lengths, out=offsets[1:])
     ids = np.empty(0, np.int64)
     if feed.sends_ids:
         found = rows.astype(np.int64)

@@ -34,10 +34,10 @@ def items(step: int, blocks: Iterable[Block]) -> list[Item]:
 
 
 class Staged(NamedTuple):
-    """A block with its rows, copied out of the cache because its slots may be taken over."""
+    """A block with its rows, copied out of the cache where its slots may be taken over."""
 
     item: Item
-    rows: Floats
+    rows: Floats | None = None  # still in the cache
 
     @property
     def block(self) -> Block:
@@ -45,10 +45,17 @@ class Staged(NamedTuple):
         return self.item.block
 
 
+class Arrived(NamedTuple):
+    """A block and its rows, within a message."""
+
+    item: Item
+    rows: Floats
+
+
 class Parcel(NamedTuple):
     """What a message held: its blocks, and the learning rate of each step with gradients."""
 
-    blocks: list[Staged]
+    blocks: list[Arrived]
     rates: dict[int, float]
 
 
@@ -63,41 +70,30 @@ def parcel_bytes(items: Sequence[Item], widths: Widths) -> int:
     return blocks + _RATE_BYTES * len(_gradient_steps(items))
 
 
-def wrap(staged: Sequence[Staged], rates: dict[int, float]) -> Bytes:
-    """The blocks one after the other, then the learning rates."""
-    parts = [entry.rows.reshape(-1).view(np.uint8) for entry in staged]
-    steps = _gradient_steps(entry.item for entry in staged)
-    parts.append(np.array([rates[step] for step in steps], np.float64).view(np.uint8))
-    return np.concatenate(parts)
-
-
-def unwrap(items: Sequence[Item], message: Bytes, widths: Widths) -> Parcel:
-    """The blocks of a message, as views of it."""
+def room_in(items: Sequence[Item], message: Bytes, widths: Widths) -> list[Arrived]:
+    """Where the blocks of a message lie in it, one after the other."""
     blocks, at = [], 0
     for item in items:
         size = widths.nbytes(item.block)
         rows = message[at : at + size].view(widths.dtype)
-        blocks.append(Staged(item, rows.reshape(-1, widths.columns(item.block))))
+        blocks.append(Arrived(item, rows.reshape(-1, widths.columns(item.block))))
         at += size
-    rates = np.frombuffer(message[at:].tobytes(), np.float64).tolist()
-    return Parcel(blocks, dict(zip(_gradient_steps(items), rates, strict=True)))
+    return blocks
 
 
-class Buffers:
-    """Memory for messages, kept from phase to phase: new pages cost more than the copy into them.
+def wrap_rates(items: Iterable[Item], rates: dict[int, float], message: Bytes) -> None:
+    """Write the learning rates behind a message's blocks."""
+    steps = _gradient_steps(items)
+    if steps:
+        found = np.array([rates[step] for step in steps], np.float64).view(np.uint8)
+        message[-len(found) :] = found
 
-    What a buffer held is gone when it is taken again.
-    """
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Bytes] = {}
-
-    def take(self, use: str, peer: int, size: int) -> Bytes:
-        """Bytes for a message to or from a peer."""
-        kept = self._kept.get((use, peer))
-        if kept is None or len(kept) < size:
-            kept = self._kept[use, peer] = np.empty(size + size // 4, np.uint8)
-        return kept[:size]
+def unwrap(items: Sequence[Item], message: Bytes, widths: Widths) -> Parcel:
+    """The blocks of a message, as views of it."""
+    steps = _gradient_steps(items)
+    rates = np.frombuffer(message[len(message) - _RATE_BYTES * len(steps) :].tobytes(), np.float64)
+    return Parcel(room_in(items, message, widths), dict(zip(steps, rates.tolist(), strict=True)))
 
 
 T = TypeVar("T", Item, Staged)

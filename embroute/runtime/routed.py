@@ -44,6 +44,7 @@ class Desk:
     device: str = "cpu"
     reading: Reading | None = None
     _leaves: list[tuple[torch.Tensor, Bags, int]] = field(default_factory=list)
+    _kept: dict[int, Floats] = field(default_factory=dict)  # memory for gradients, by arena
 
     def begin(self, reading: Reading) -> None:
         """A new step: what the last one looked up is forgotten."""
@@ -75,12 +76,12 @@ class Desk:
         return self.reading
 
     def gradients(self) -> list[Floats]:
-        """Gradients of the step's touches, by arena."""
+        """Gradients of the step's touches, by arena; until the next step's."""
         reading = self.open()
         grads = [
-            np.zeros((len(slots), width), records.dtype)
-            for slots, width, records in zip(
-                reading.slot_AT, self.arenas, reading.records_A, strict=True
+            self._zeros(arena, len(slots), records.dtype)
+            for arena, (slots, records) in enumerate(
+                zip(reading.slot_AT, reading.records_A, strict=True)
             )
         ]
         for leaf, bags, arena in self._leaves:
@@ -89,6 +90,14 @@ class Desk:
                 spread(grad, bags, grads[arena])
         self._leaves = []
         return grads
+
+    def _zeros(self, arena: int, count: int, dtype: np.dtype[np.float32 | np.float64]) -> Floats:
+        """Zeros in memory that was used before: the system would have to map new pages."""
+        kept = self._kept.get(arena)
+        if kept is None or len(kept) < count or kept.dtype != dtype:
+            kept = self._kept[arena] = np.empty((count + count // 4, self.arenas[arena]), dtype)
+        kept[:count] = 0
+        return kept[:count]
 
 
 class RoutedLayer(nn.Module):

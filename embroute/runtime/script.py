@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.codes import GRADIENT, LATE, LAZY, MOST_PARTS, NOTHING
+from embroute.kernels.codes import LATE, LAZY, MOST_PARTS
 from embroute.kernels.memory import GOLDEN
 from embroute.kernels.orders import HEAD, NUM_TIMES, Entries, blank_entries, enter, list_orders
 from embroute.kernels.orders import Orders as Blocks
-from embroute.kernels.places import number_touches
+from embroute.kernels.places import name_gradients, number_touches
 from embroute.kernels.transfers import Transfers
 from embroute.policy.plan import Plan
 from embroute.runtime.places import Places
@@ -201,10 +201,7 @@ def step_script(plan: Plan, number_T: I32, places: Places) -> Script:
         moved = zip(lists, times, strict=True)
         times = [_parted(part.row, time_N, plan.parts) for part, time_N in moved]
     entries = entries_of(lists, times, places)
-    pushed = np.flatnonzero(plan.decision.push_T != NOTHING)
-    gradient = plan.updates.record == GRADIENT
-    tail = entries.at_worker_N[len(entries.time_N) - len(pushed) :]
-    tail[gradient] = number_T[pushed[gradient]]
+    name_gradients(plan.decision.push_T, number_T, entries.at_worker_N)
     return write(entries, places)
 
 

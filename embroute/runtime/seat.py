@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from embroute.runtime.exchange import Channel, Sums
 from embroute.runtime.inbox import COORDINATOR
+from embroute.runtime.mail import Mail
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Seat:
     num_workers: int
     num_shards: int
     plans: Channel  # from the coordinator to everyone
-    rows: Channel  # between shards and workers
+    rows: Mail  # between shards and workers
     dense: Sums  # sums over the workers
     answers: Channel  # from everyone to the coordinator
     star: Channel  # between the first shard and the workers: sums that go by way of it

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from embroute.kernels.codes import GRADIENT, MOST_PARTS
-from embroute.runtime.exchange import Bytes, Channel, Posted
 from embroute.runtime.inbox import Note
+from embroute.runtime.mail import Arriving, Mail
 from embroute.runtime.meter import Meter
 from embroute.runtime.parcels import (
     OUTSIDE,
-    Buffers,
     Item,
     Parcel,
     Pending,
     in_parts,
     items,
     parcel_bytes,
+    room_in,
     unwrap,
 )
 from embroute.runtime.script import (
@@ -37,10 +37,10 @@ from embroute.runtime.store import ShardStore, Widths
 
 
 class Coming(NamedTuple):
-    """Blocks of each worker on their way, with the memory they come to."""
+    """Blocks of each worker on their way."""
 
-    posted: Posted
-    messages: list[tuple[list[Item], Bytes]]
+    posted: Arriving
+    messages: list[list[Item]]
 
 
 class Shard:
@@ -50,17 +50,16 @@ class Shard:
         self,
         store: ShardStore,
         widths: Widths,
-        channel: Channel,
+        mail: Mail,
         workers: Sequence[str],
         meter: Meter,
     ) -> None:
-        self.store, self.widths, self.channel, self.workers = store, widths, channel, workers
+        self.store, self.widths, self.mail, self.workers = store, widths, mail, workers
         self.meter = meter
         self._lazy: Pending[Item] = Pending()
         self._leaving: Pending[Item] = Pending()
         self._urgent: list[Item] = []
         self._parts = MOST_PARTS  # of the plan that ordered them
-        self._buffers = Buffers()
 
     def step(self, note: Note) -> None:
         """Both phases before a step: updates come in, then rows go out."""
@@ -104,42 +103,38 @@ class Shard:
 
     def _stream(self, pushes: Sequence[Item], pulls: Sequence[Item], parts: int) -> None:
         """Take updates in and give rows out part by part: one goes out while the next come in."""
-        expected = enumerate(in_parts(pushes, parts))
-        coming = [self._expect(own, f"in{i}") for i, own in expected]
+        coming = [self._expect(own) for own in in_parts(pushes, parts)]
         going = []
         for i, wanted in enumerate(in_parts(pulls, parts)):
             self._take(coming[i])
-            going.append(self._post(wanted, f"out{i}"))
+            going.append(self._post(wanted))
         for posted in going:
             posted.wait()
 
-    def _expect(self, expected: Sequence[Item], use: str = "in") -> Coming:
+    def _expect(self, expected: Sequence[Item]) -> Coming:
         """Begin to receive blocks."""
-        mine = [
-            (worker, [item for item in expected if item.block.peer == worker])
-            for worker in range(len(self.workers))
-        ]
-        messages = [
-            (worker, own, self._buffers.take(use, worker, parcel_bytes(own, self.widths)))
-            for worker, own in mine
-            if own
-        ]
-        receives = [(self.workers[worker], data) for worker, _, data in messages]
-        return Coming(self.channel.post([], receives), [(own, data) for _, own, data in messages])
+        messages, sizes = [], []
+        for worker, name in enumerate(self.workers):
+            own = [item for item in expected if item.block.peer == worker]
+            if own:
+                messages.append(own)
+                sizes.append((name, parcel_bytes(own, self.widths)))
+        return Coming(self.mail.post([], sizes), messages)
 
     def _land(self, expected: Sequence[Item]) -> None:
         self._take(self._expect(expected))
 
     def _take(self, coming: Coming) -> None:
         """Carry blocks out once they are there: worker by worker, each row's gradients summed."""
-        coming.posted.wait()
-        parcels = [unwrap(own, data, self.widths) for own, data in coming.messages]
+        arrived = zip(coming.messages, coming.posted.wait(), strict=True)
+        parcels = [unwrap(own, data, self.widths) for own, data in arrived]
         for parcel in parcels:
             for item, rows in parcel.blocks:
                 self.meter.block(item, rows.nbytes)
                 if item.block.record != GRADIENT:
                     self.store.write(item.block, rows)
         self._update(parcels)
+        coming.posted.release()
 
     def _update(self, parcels: Sequence[Parcel]) -> None:
         rates: dict[int, float] = {}
@@ -162,16 +157,16 @@ class Shard:
     def _send(self, wanted: Sequence[Item]) -> None:
         self._post(wanted).wait()
 
-    def _post(self, wanted: Sequence[Item], use: str = "out") -> Posted:
+    def _post(self, wanted: Sequence[Item]) -> Arriving:
         """Begin to send rows."""
-        sends = []
+        letters = []
         for worker, name in enumerate(self.workers):
             mine = [item for item in wanted if item.block.peer == worker]
             if not mine:
                 continue
-            message = self._buffers.take(use, worker, parcel_bytes(mine, self.widths))
-            for item, rows in unwrap(mine, message, self.widths).blocks:
+            letter = self.mail.room(name, parcel_bytes(mine, self.widths))
+            for item, rows in room_in(mine, letter.data, self.widths):
                 self.store.read(item.block, rows)
                 self.meter.block(item, rows.nbytes)
-            sends.append((name, message))
-        return self.channel.post(sends, [])
+            letters.append(letter)
+        return self.mail.post(letters, [])

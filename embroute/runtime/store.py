@@ -120,6 +120,13 @@ class CacheStore:
             return self.stamps.attach(block, out)
         return out
 
+    def read_into(self, block: Block, out: Floats) -> None:
+        """The rows of a push that holds no gradients, where they are to leave from."""
+        if block.record == DELTA or self.stamps is not None:
+            out[:] = self.read(block, ())
+        else:
+            gather(self.records[block.arena], block.where, out)
+
     def write(self, block: Block, rows: Floats) -> None:
         """Rows that arrive; their deltas count from here."""
         if self.stamps is not None:

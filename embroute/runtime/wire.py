@@ -12,6 +12,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _NAMES = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
 _DTYPES = tuple(np.dtype(name) for name in _NAMES)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _ALIGN = 8
 
 
@@ -26,14 +27,15 @@ def packed_bytes(sizes: Sequence[int]) -> int:
 
 def pack(arrays: Sequence[Array]) -> Bytes:
     """One message of flat arrays: their number, each one's type and length, their bytes."""
-    out = np.zeros(packed_bytes([array.nbytes for array in arrays]), np.uint8)
-    head = out[: 8 * (1 + 2 * len(arrays))].view(np.int64)
-    head[0] = len(arrays)
-    at = 8 * len(head)
-    for i, array in enumerate(arrays):
-        head[1 + 2 * i], head[2 + 2 * i] = _DTYPES.index(array.dtype), array.size
-        out[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        at += _padded(array.nbytes)
+    out = np.empty(packed_bytes([array.nbytes for array in arrays]), np.uint8)
+    figures, at = [len(arrays)], 8 * (1 + 2 * len(arrays))
+    for array in arrays:
+        figures += _CODES[array.dtype], array.size
+        end, next_at = at + array.nbytes, at + _padded(array.nbytes)
+        out[at:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        out[end:next_at] = 0
+        at = next_at
+    out[: 8 * len(figures)].view(np.int64)[:] = figures
     return out
 
 
@@ -41,11 +43,11 @@ def unpack(message: Bytes) -> list[Array]:
     """The arrays of a message, as views of it."""
     count = int(message[:8].view(np.int64)[0])
     at = 8 * (1 + 2 * count)
-    head = message[8:at].view(np.int64)
+    head = message[8:at].view(np.int64).tolist()
     arrays = []
     for i in range(count):
         dtype = _DTYPES[head[2 * i]]
-        size = int(head[2 * i + 1]) * dtype.itemsize
+        size = head[2 * i + 1] * dtype.itemsize
         arrays.append(message[at : at + size].view(dtype))
         at += _padded(size)
     return arrays

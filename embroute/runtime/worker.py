@@ -15,20 +15,21 @@ from embroute.kernels.codes import MOST_PARTS
 from embroute.kernels.rows import Floats
 from embroute.models.initial import initial_rows
 from embroute.policy.setup import Setup
-from embroute.runtime.exchange import Bytes, Channel, Posted
+from embroute.runtime.exchange import Bytes
+from embroute.runtime.mail import Arriving, Mail
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import Made, Work
 from embroute.runtime.parcels import (
     OUTSIDE,
-    Buffers,
+    Arrived,
     Item,
     Pending,
     Staged,
     in_parts,
     items,
     parcel_bytes,
-    unwrap,
-    wrap,
+    room_in,
+    wrap_rates,
 )
 from embroute.runtime.script import (
     EARLY_LEAVE,
@@ -46,11 +47,11 @@ from embroute.runtime.store import CacheStore, Widths
 
 
 class Moving(NamedTuple):
-    """Messages on their way: what leaves, and blocks that come with the memory they come to."""
+    """Messages on their way: what leaves, and the blocks that come from each shard."""
 
-    posted: Posted
+    posted: Arriving
     pushes: Sequence[Staged]
-    expected: list[tuple[list[Item], Bytes]]
+    expected: list[list[Item]]
 
 
 class Rows:
@@ -63,19 +64,18 @@ class Rows:
         self,
         store: CacheStore,
         widths: Widths,
-        channel: Channel,
+        mail: Mail,
         shards: Sequence[str],
         meter: Meter,
         setup: Setup,
     ) -> None:
         self.setup = setup
-        self.store, self.widths, self.channel, self.shards = store, widths, channel, shards
+        self.store, self.widths, self.mail, self.shards = store, widths, mail, shards
         self.meter = meter
         self._lazy: Pending[Staged] = Pending()
         self._leaving: Pending[Staged] = Pending()
         self._urgent: list[Staged] = []
         self._parts = MOST_PARTS  # of the plan that ordered them
-        self._buffers = Buffers()
         self._rates: dict[int, float] = {}
 
     def early(self, step: int, orders: Orders) -> None:
@@ -83,7 +83,7 @@ class Rows:
         began = time.perf_counter()
         leaving = self._stage(step, orders.at(EARLY_LEAVE))
         pushes = self._lazy.take(step) + self._leaving.take(step)
-        pushes += self._stage(step, orders.at(EARLY_PUSH))
+        pushes += _unstaged(step, orders.at(EARLY_PUSH))
         self._swap(pushes, items(step, orders.at(EARLY_PULL)))
         self._leaving.add(step + 1, leaving)
         self.meter.seconds["early"] += self.meter.span("early", step, began) - began
@@ -95,10 +95,10 @@ class Rows:
         """
         began = time.perf_counter()
         leaving = self._stage(step, orders.at(URGENT_LEAVE))
-        pushes = self._urgent + self._stage(step, orders.at(URGENT_PUSH))
+        pushes = self._urgent + _unstaged(step, orders.at(URGENT_PUSH))
         pulls, both = items(step, orders.at(LATE_PULL)), min(parts, self._parts)
         own = zip(in_parts(pushes, both), in_parts(pulls, both), strict=True)
-        moving = [self._post(*part, f"in{i}") for i, part in enumerate(own)]
+        moving = [self._post(*part) for part in own]
         for part in moving:
             self._take(part)
         self._urgent, self._parts = [], parts
@@ -135,13 +135,16 @@ class Rows:
     def drain(self, step: int, orders: Orders) -> None:
         """Bring every update home."""
         pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-        self._swap(pushes + self._stage(step, orders.at(URGENT_PUSH)), [])
+        self._swap(pushes + _unstaged(step, orders.at(URGENT_PUSH)), [])
         self._urgent, self._parts = [], MOST_PARTS
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        arrived = self._arrived(self._post([], items(OUTSIDE, blocks)))
-        return [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
+        moving = self._post([], items(OUTSIDE, blocks))
+        arrived = self._arrived(moving)
+        found = [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
+        moving.posted.release()
+        return found
 
     def refill(self, orders: Orders) -> None:
         """Put copies back into their slots."""
@@ -155,32 +158,47 @@ class Rows:
     def _swap(self, pushes: Sequence[Staged], pulls: Sequence[Item]) -> None:
         self._take(self._post(pushes, pulls))
 
-    def _post(self, pushes: Sequence[Staged], pulls: Sequence[Item], use: str = "in") -> Moving:
+    def _post(self, pushes: Sequence[Staged], pulls: Sequence[Item]) -> Moving:
         """Begin to send pushes and to receive pulls, one message per shard and direction."""
-        sends, receives, expected = [], [], []
+        letters, sizes, expected = [], [], []
         for shard, name in enumerate(self.shards):
             own = [entry for entry in pushes if entry.block.peer == shard]
             if own:
-                sends.append((name, wrap(own, self._rates)))
+                letter = self.mail.room(name, parcel_bytes([one.item for one in own], self.widths))
+                self._write(own, letter.data)
+                letters.append(letter)
             mine = [item for item in pulls if item.block.peer == shard]
             if mine:
-                size = parcel_bytes(mine, self.widths)
-                receives.append((name, self._buffers.take(use, shard, size)))
-                expected.append((mine, receives[-1][1]))
-        return Moving(self.channel.post(sends, receives), pushes, expected)
+                sizes.append((name, parcel_bytes(mine, self.widths)))
+                expected.append(mine)
+        return Moving(self.mail.post(letters, sizes), pushes, expected)
+
+    def _write(self, own: Sequence[Staged], message: Bytes) -> None:
+        """A message: blocks one after the other, then the learning rates."""
+        moved = [entry.item for entry in own]
+        for (item, staged), (_, rows) in zip(
+            own, room_in(moved, message, self.widths), strict=True
+        ):
+            if staged is None:
+                self.store.read_into(item.block, rows)
+            else:
+                rows[:] = staged
+        wrap_rates(moved, self._rates, message)
 
     def _take(self, moving: Moving) -> None:
         """Put what arrives into its slots."""
         for item, rows in self._arrived(moving):
             self.store.write(item.block, rows)
+        moving.posted.release()
 
-    def _arrived(self, moving: Moving) -> list[Staged]:
-        moving.posted.wait()
-        arrived = [
-            entry
-            for mine, data in moving.expected
-            for entry in unwrap(mine, data, self.widths).blocks
-        ]
-        for item, rows in (*moving.pushes, *arrived):
-            self.meter.block(item, rows.nbytes)
+    def _arrived(self, moving: Moving) -> list[Arrived]:
+        messages = zip(moving.expected, moving.posted.wait(), strict=True)
+        arrived = [entry for mine, data in messages for entry in room_in(mine, data, self.widths)]
+        for item in (*(push.item for push in moving.pushes), *(entry.item for entry in arrived)):
+            self.meter.block(item, self.widths.nbytes(item.block))
         return arrived
+
+
+def _unstaged(step: int, blocks: Sequence[Block]) -> list[Staged]:
+    """Blocks whose rows are read when they leave."""
+    return [Staged(item) for item in items(step, blocks)]

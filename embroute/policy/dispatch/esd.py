@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from embroute.kernels.codes import DIRTY, FRESH, SEVERAL
 from embroute.kernels.jit import inlined, kernel
+from embroute.kernels.memory import index
 from embroute.policy.assign import assign
 from embroute.policy.parts import Dealing, Dispatch, View
 
@@ -28,55 +29,53 @@ class Rows(NamedTuple):
 
 
 @inlined
-def _add_known(rows: Rows, u: int, w: int, cost_W: F64) -> float:
-    """A row that only worker w holds up to date or dirty: correct w, return what all others pay."""
-    seconds = rows.seconds_AW[rows.arena_U[u], w]
-    forced = seconds if rows.copies_UW[u, w] & DIRTY else 0.0
-    if rows.copies_UW[u, w] & FRESH:
-        cost_W[w] -= seconds + forced
-    else:
-        cost_W[w] -= forced
+def _forced(rows: Rows, u: int, arena: int) -> float:
+    """Seconds of the pushes that a pull of a row forces."""
+    only = rows.only_U[u]
+    if only >= 0:
+        dirty = rows.copies_UW[u, index(only)] & DIRTY != 0
+        return float(rows.seconds_AW[arena, index(only)] if dirty else 0.0)
+    forced = 0.0
+    if only == SEVERAL:
+        for k in range(rows.copies_UW.shape[1]):
+            if rows.copies_UW[u, index(k)] & DIRTY:
+                forced += rows.seconds_AW[arena, index(k)]
     return forced
 
 
 @kernel
-def _add_general(rows: Rows, u: int, cost_W: F64) -> float:
-    """Any row: the pushes that a pull forces, less what single workers are spared."""
-    forced, seconds_AW, arena = 0.0, rows.seconds_AW, rows.arena_U[u]
-    for k in range(len(cost_W)):
-        if rows.copies_UW[u, k] & DIRTY:
-            forced += seconds_AW[arena, k]
-    for w in range(len(cost_W)):
-        if rows.copies_UW[u, w] & FRESH:
-            cost_W[w] -= seconds_AW[arena, w] + forced
-        elif rows.copies_UW[u, w] & DIRTY:
-            cost_W[w] -= seconds_AW[arena, w]
-    return forced
+def _row_costs(rows: Rows) -> F64:
+    """What each row costs at each worker: a pull and the pushes it forces, less what is there."""
+    num_rows, num_workers = rows.copies_UW.shape
+    copies_UW, seconds_AW, arena_U = rows.copies_UW, rows.seconds_AW, rows.arena_U
+    cost_UW = np.empty((num_rows, num_workers))
+    for u in range(num_rows):
+        arena = index(arena_U[u])
+        forced = _forced(rows, index(u), arena)
+        for w in range(num_workers):
+            cell = copies_UW[index(u), index(w)]
+            own = 0.0 if cell & DIRTY else seconds_AW[arena, index(w)]
+            cost_UW[index(u), index(w)] = 0.0 if cell & FRESH else own + forced
+    return cost_UW
 
 
 @kernel
 def _costs(rows: Rows, unique_of_lookup: I32, sample_offsets: I64) -> F64:
-    """c(i, j): a pull of every row at j, the pushes it forces, less what j has."""
-    num_arenas, num_workers = rows.seconds_AW.shape
-    only_U, arena_U, seconds_AW = rows.only_U, rows.arena_U, rows.seconds_AW
+    """c(i, j): the costs at j of all rows of sample i."""
+    cost_UW = _row_costs(rows)
+    num_rows, num_workers = cost_UW.shape
     cost_SW = np.zeros((len(sample_offsets) - 1, num_workers))
-    pulls_A = np.zeros(num_arenas)
-    counted_U = np.full(len(only_U), -1, np.int32)  # a row that a bag holds twice counts once
+    counted_U = np.full(num_rows, -1, np.int32)  # a row that a bag holds twice counts once
     for s in range(len(cost_SW)):
-        pulls_A[:] = 0
-        forced = 0.0
         for i in range(sample_offsets[s], sample_offsets[s + 1]):
-            u = unique_of_lookup[i]
-            if u < 0 or counted_U[u] == s:
+            if unique_of_lookup[i] < 0:
+                continue
+            u = index(unique_of_lookup[i])
+            if counted_U[u] == s:
                 continue
             counted_U[u] = s
-            pulls_A[arena_U[u]] += 1
-            if only_U[u] >= 0:
-                forced += _add_known(rows, u, only_U[u], cost_SW[s])
-            elif only_U[u] == SEVERAL:
-                forced += _add_general(rows, u, cost_SW[s])
-        for w in range(num_workers):
-            cost_SW[s, w] += forced + (pulls_A * seconds_AW[:, w]).sum()
+            for w in range(num_workers):
+                cost_SW[index(s), index(w)] += cost_UW[u, index(w)]
     return cost_SW
 
 

@@ -1,0 +1,164 @@
+"""Mail through memory that ranks of one host share: a message is written once and read in place.
+
+A token through the connection says where a message begins, so whoever waits is woken, and learns of
+a lost peer, as by any message. It also says how many messages its sender has read, whose memory is
+free again. A message for which there is no room follows its token through the connection.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from embroute.runtime.exchange import Bytes, LostPeerError, Message
+from embroute.runtime.mail import NOWHERE, Arriving, Letter
+from embroute.runtime.streams import StreamChannel, StreamPosted
+
+SLAB_BYTES = 1 << 24  # for what is on its way in one direction between two ranks
+SHARED = b"\x01"
+_ALIGN = 64
+
+
+class Slab:
+    """One direction's memory as its sender keeps book of it."""
+
+    def __init__(self, memory: Bytes) -> None:
+        self.memory = memory
+        self._held: deque[tuple[int, int]] = deque()  # where messages begin and end, oldest first
+        self._freed = 0  # messages ever read by the other end
+
+    def free(self, read: int) -> None:
+        """The other end has read so many messages in all."""
+        while self._freed < read:
+            self._held.popleft()
+            self._freed += 1
+
+    def find(self, size: int) -> int:
+        """Where a message begins that is held from now on; NOWHERE if there is no room for it."""
+        size = -(-size // _ALIGN) * _ALIGN
+        start = self._gap(size)
+        if start != NOWHERE:
+            self._held.append((start, start + size))
+        return start
+
+    def _gap(self, size: int) -> int:
+        if not self._held:
+            return 0 if size <= len(self.memory) else NOWHERE  # memory just used is near
+        tail, head = self._held[0][0], self._held[-1][1]
+        around = self._held[-1][0] < tail  # messages go on at the beginning
+        if head + size <= (tail if around else len(self.memory)):
+            return head
+        return 0 if not around and size <= tail else NOWHERE
+
+
+class SlabMail:
+    """Mail to ranks that all share memory with this one.
+
+    `out` and `into`: memory for what goes to each peer, and for what comes from it.
+    """
+
+    def __init__(self, near: StreamChannel, out: dict[str, Bytes], into: dict[str, Bytes]) -> None:
+        self._near, self._into = near, into
+        self._slabs = {peer: Slab(memory) for peer, memory in out.items()}
+        self._read = dict.fromkeys(into, 0)  # messages of each peer's slab that were read here
+
+    def room(self, peer: str, size: int) -> Letter:
+        """Memory that the peer reads too, if there is room."""
+        slab = self._slabs[peer]
+        start = slab.find(size)
+        if start == NOWHERE:
+            return Letter(peer, np.empty(size, np.uint8))
+        return Letter(peer, slab.memory[start : start + size], start)
+
+    def post(self, letters: Sequence[Letter], expected: Sequence[tuple[str, int]]) -> Arriving:
+        """Send tokens, and what found no room; receives begin with the wait for them."""
+        sends: list[Message] = []
+        for peer, data, start in letters:
+            sends.append((peer, np.array([start, self._read[peer]], np.int64).view(np.uint8)))
+            if start == NOWHERE:
+                sends.append((peer, data))
+        return Tokens(self, self._near.post(sends, []), expected)
+
+    def receive(self, expected: Sequence[tuple[str, int]]) -> tuple[list[Bytes], list[str]]:
+        """Messages where they lie, and whose memory they lie in."""
+        token_E2 = np.empty((len(expected), 2), np.int64)
+        peers = [peer for peer, _ in expected]
+        self._near.swap([], list(zip(peers, token_E2.view(np.uint8), strict=True)))
+        arrived, holders, rest = [], [], list[Message]()
+        for (peer, size), (start, read) in zip(expected, token_E2.tolist(), strict=True):
+            self._slabs[peer].free(read)
+            if start == NOWHERE:
+                rest.append((peer, np.empty(size, np.uint8)))
+                arrived.append(rest[-1][1])
+            else:
+                arrived.append(self._into[peer][start : start + size])
+                holders.append(peer)
+        if rest:
+            self._near.swap([], rest)
+        return arrived, holders
+
+    def release(self, holders: Sequence[str]) -> None:
+        """One more message of each was read."""
+        for peer in holders:
+            self._read[peer] += 1
+
+
+class Tokens:
+    """Messages on their way in shared memory, at most one from each peer."""
+
+    def __init__(
+        self, mail: SlabMail, posted: StreamPosted, expected: Sequence[tuple[str, int]]
+    ) -> None:
+        self._mail, self._posted, self._expected = mail, posted, expected
+        self._holders: list[str] = []
+
+    def wait(self) -> list[Bytes]:
+        """What was expected."""
+        arrived: list[Bytes] = []
+        if self._expected:
+            arrived, self._holders = self._mail.receive(self._expected)
+        self._posted.wait()
+        return arrived
+
+    def release(self) -> None:
+        """Its memory may be used again."""
+        self._mail.release(self._holders)
+
+
+def offer(near: StreamChannel) -> SlabMail:
+    """Memory for the messages of each connection, told to the other end."""
+    out, into = {}, {}
+    for peer, sock in zip(near.names, near.sockets, strict=True):
+        file = os.memfd_create("embroute-rows")
+        os.ftruncate(file, 2 * SLAB_BYTES)
+        socket.send_fds(sock, [SHARED], [file])
+        out[peer], into[peer] = _mapped(file)
+    return SlabMail(near, out, into)
+
+
+def take_offer(near: StreamChannel, timeout_s: float) -> SlabMail:
+    """The same memory at the other end of each connection."""
+    out, into = {}, {}
+    for peer, sock in zip(near.names, near.sockets, strict=True):
+        sock.settimeout(timeout_s)
+        try:
+            _, files, _, _ = socket.recv_fds(sock, len(SHARED), 1)
+        except OSError as error:
+            raise LostPeerError(f"lost {peer}: {error}") from None
+        sock.setblocking(False)  # waiting is the channel's business
+        if not files:
+            raise LostPeerError(f"lost {peer}: connection closed by the other end")
+        into[peer], out[peer] = _mapped(files[0])
+    return SlabMail(near, out, into)
+
+
+def _mapped(file: int) -> tuple[Bytes, Bytes]:
+    """Both directions' memory, for as long as somebody has it."""
+    memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
+    os.close(file)
+    return memory[:SLAB_BYTES], memory[SLAB_BYTES:]

@@ -1,0 +1,143 @@
+"""Mail: the same messages whether they lie in shared memory or go through connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embroute.runtime import slabs
+from embroute.runtime.exchange import LostPeerError
+from embroute.runtime.mail import NOWHERE, CopiedMail, Mail
+from embroute.runtime.slabs import Slab, SlabMail, offer, take_offer
+from embroute.runtime.streams import StreamChannel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
+SIZES = [1, 8, 0, 300, 4096, 64, 2000, 9000, 5] * 20
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def connected(opened: ExitStack) -> tuple[StreamChannel, StreamChannel]:
+    """Both ends of one connection."""
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    right.setblocking(False)
+    ends = StreamChannel({"worker0": left}), StreamChannel({"shard0": right})
+    for end in ends:
+        opened.callback(end.close)
+    return ends
+
+
+def near(opened: ExitStack) -> tuple[SlabMail, SlabMail]:
+    shard, worker = connected(opened)
+    return offer(shard), take_offer(worker, 20.0)
+
+
+def content(size: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return np.random.default_rng([size, seed]).integers(0, 256, size, np.uint8)
+
+
+def exchange(mail: Mail, peer: str, ahead: int) -> int:
+    """Messages both ways, some posted before the first is read; how many arrived as sent."""
+    right, posted = 0, []
+    for i, size in enumerate(SIZES):
+        letter = mail.room(peer, size)
+        letter.data[:] = content(size, i)
+        posted.append((i, mail.post([letter], [(peer, size)])))
+        if len(posted) > ahead or i == len(SIZES) - 1:
+            for number, arriving in posted:
+                (found,) = arriving.wait()
+                right += np.array_equal(found, content(SIZES[number], number))
+                arriving.release()
+            posted = []
+    return right
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("kind", ["shared", "crowded", "copied"])
+def test_messages_arrive_in_order(
+    kind: str, ahead: int, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "crowded":  # many messages find no room, and some never do
+        monkeypatch.setattr(slabs, "SLAB_BYTES", 1 << 12)
+    ends: tuple[Mail, Mail] = near(opened)
+    if kind == "copied":
+        shard, worker = connected(opened)
+        ends = CopiedMail(shard), CopiedMail(worker)
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(exchange, ends[0], "worker0", ahead)]
+        tasks.append(pool.submit(exchange, ends[1], "shard0", ahead))
+        assert [task.result(60) for task in tasks] == 2 * [len(SIZES)]
+
+
+def test_a_message_is_read_where_it_was_written(opened: ExitStack) -> None:
+    shard, worker = near(opened)
+    letter = shard.room("worker0", 100)
+    letter.data[:] = 7
+    shard.post([letter], [])
+    arriving = worker.post([], [("shard0", 100)])
+    (found,) = arriving.wait()
+    letter.data[:] = 8
+    assert (found == 8).all()
+
+
+def test_what_was_not_released_is_not_written_over(opened: ExitStack) -> None:
+    shard, worker = near(opened)
+    kept = []
+    for i in range(5):
+        letter = shard.room("worker0", 100)
+        letter.data[:] = i
+        shard.post([letter], [])
+        kept.append(worker.post([], [("shard0", 100)]))
+    assert [found.tolist() for one in kept for found in one.wait()] == [[i] * 100 for i in range(5)]
+
+
+def test_a_lost_peer_is_met_by_the_wait(opened: ExitStack) -> None:
+    shard, worker = connected(opened)
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(take_offer, worker, 20.0)
+        mail = offer(shard)
+        taking.result(60)
+    arriving = mail.post([], [("worker0", 10)])
+    worker.close()
+    with pytest.raises(LostPeerError, match="lost worker0"):
+        arriving.wait()
+    with pytest.raises(LostPeerError, match="lost worker0"):
+        mail.post([mail.room("worker0", 10)], []).wait()
+
+
+def test_nothing_is_left_in_the_file_system(opened: ExitStack) -> None:
+    near(opened)
+    assert not [name for name in os.listdir("/dev/shm") if "embroute" in name]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 4)), max_size=60))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_slabs_hold_messages_apart(moves: list[tuple[int, int]]) -> None:
+    slab, held, read = Slab(np.zeros(4096, np.uint8)), list[tuple[int, int]](), 0
+    for size, reads in moves:
+        start = slab.find(size)
+        if start != NOWHERE:
+            assert 0 <= start <= start + size <= 4096
+            assert all(
+                start + size <= first or last <= start for first, last in held if last > first
+            )
+            held.append((start, start + size))
+        else:
+            assert held, "an empty slab has room"
+        done = min(reads, len(held))
+        held, read = held[done:], read + done
+        slab.free(read)
