@@ -16,7 +16,7 @@ from embroute.data.batch import Batch
 from embroute.policy.decide import bring_home
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan, traffic
-from embroute.policy.plans import Step, plans
+from embroute.policy.plans import plans
 from embroute.policy.state import State
 from embroute.runtime.feed import Feed
 from embroute.runtime.inbox import DRAIN, HELLO, LOOK, LOOKED, REFILL, SAVE, STEP, STOP, post
@@ -28,7 +28,6 @@ from embroute.runtime.script import drain_script
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.wire import Array
-from embroute.runtime.yielding import Ask, Starving, run_yielding
 
 I64 = npt.NDArray[np.int64]
 
@@ -58,23 +57,28 @@ class Coordinator:
     samples_trained: int = 0  # in all, those before a resume included
     stop: threading.Event = field(default_factory=threading.Event)  # asks for an early end
     meter: Meter = field(default_factory=Meter)
-    yields: bool = False  # to whoever else runs on the same cores; for a process of its own
 
     def __post_init__(self) -> None:
         self.places = Places(self.state.setup)
         self._epoch_ends: list[int] = []  # samples read when each epoch ended
         self._samples_read = 0
         self._saved = self._looked = -1  # the last step after which it was done
-        self._ended = False
-        self._opened: Callable[[Iterable[object]], Iterator[object]] = iter
 
     def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
         """Tell the ranks everything, from the first batch to the stop."""
         began = time.perf_counter()
-        steps = plans(self.policy, self._batches(loader, first_epoch), self.state)
-        if self.yields:
-            run_yielding(lambda ask: self._yielding(steps, ask))
-        self._steps(steps)
+        for step in plans(self.policy, self._batches(loader, first_epoch), self.state):
+            written = time.perf_counter()
+            shards, workers = step_notes(step.plan, self.places, self.feed, self._flags(step.plan))
+            if self.shadow is not None:
+                workers[0][-1] = self._figures(step.plan, self.shadow)
+            self.meter.seconds["decide"] += step.decision_s + step.window_s
+            self.meter.seconds["write"] += time.perf_counter() - written
+            self._tell(STEP, [*shards, *workers])
+            self.meter.steps += 1
+            self._events(step.plan.step + 1)
+            if self.stop.is_set() or step.plan.step + 1 == self.schedule.max_steps:
+                break
         self.meter.seconds["run"] += time.perf_counter() - began
         self._drain()
         if self._saved != self.state.step:
@@ -83,43 +87,13 @@ class Coordinator:
             self._look(LAST_LOOK)
         self._tell(STOP, [[] for _ in self.seat.peers])
 
-    def _yielding(self, steps: Iterator[Step], ask: Ask) -> None:
-        """Plan while nobody else has anything to do; a loader's processes are not to yield."""
-        self._opened = lambda loader: ask(lambda: iter(loader))
-        self._steps(steps, Starving())
-        self._opened = iter
-
-    def _steps(self, steps: Iterator[Step], starving: Starving | None = None) -> None:
-        """Plan step after step and tell the ranks, to the end or until this thread starves."""
-        while not self._ended and not (starving is not None and starving.found):
-            step = next(steps, None)
-            if step is None:
-                self._ended = True
-                return
-            self._step(step)
-            if starving is not None:
-                starving.took(step.decision_s + step.window_s)
-
-    def _step(self, step: Step) -> None:
-        written = time.perf_counter()
-        shards, workers = step_notes(step.plan, self.places, self.feed, self._flags(step.plan))
-        if self.shadow is not None:
-            workers[0][-1] = self._figures(step.plan, self.shadow)
-        self.meter.seconds["decide"] += step.decision_s + step.window_s
-        self.meter.seconds["write"] += time.perf_counter() - written
-        self._tell(STEP, [*shards, *workers])
-        self.meter.steps += 1
-        done = step.plan.step + 1
-        self._events(done)
-        self._ended = self.stop.is_set() or done == self.schedule.max_steps
-
     def greet(self, shape: str) -> None:
         """Tell the ranks what batches look like."""
         self._tell(HELLO, [[np.frombuffer(shape.encode(), np.uint8)] for _ in self.seat.peers])
 
     def _batches(self, loader: Iterable[object], first_epoch: Iterable[object]) -> Iterator[Batch]:
         for epoch in range(self.schedule.epochs):
-            for item in first_epoch if epoch == 0 else self._opened(loader):
+            for item in first_epoch if epoch == 0 else loader:
                 batch = self.feed.batch(item)
                 self._samples_read += len(batch)
                 yield batch

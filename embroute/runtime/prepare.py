@@ -37,7 +37,6 @@ from embroute.runtime.checkpoint_files import (
 )
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
-from embroute.runtime.exchange import LocalChannel
 from embroute.runtime.gather import gather
 from embroute.runtime.inbox import (
     DRAIN,
@@ -219,7 +218,6 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
         _saver(job, state, random),
         _samples_before(resume),
         job.settings.get("stop") or threading.Event(),
-        yields=not isinstance(job.seat.plans, LocalChannel),
     )
     coordinator.greet(shape)
     if same and job.policy.exact:
