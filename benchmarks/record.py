@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def record(name: str, title: str, body: str) -> Path:
     """Write a results page, print it, and say where it is."""
     date = datetime.date.today().isoformat()
-    command = f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip()
+    command = f"python -m benchmarks.{name} {shlex.join(sys.argv[1:])}".strip()
     page = f"# {title}\n\n{date}, commit {commit()}, `{command}`  \n{machine()}\n\n{body}\n"
     path = RESULTS / f"{name}-{date}.md"
     path.write_text(page)
