@@ -219,3 +219,20 @@ def open_channels(
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)  # waiting is the channel's business
     return {kind: StreamChannel(own) for kind, own in sockets.items()}
+
+
+SHARED, APART = b"\x01", b"\x00"  # whether a file of memory comes with it
+
+
+def taken_memory(near: StreamChannel, peer: str, timeout_s: float) -> int | None:
+    """The file of memory that a peer of the same host shares; None if it has none to share."""
+    sock = near.sockets[near.names.index(peer)]
+    sock.settimeout(timeout_s)
+    try:
+        said, files, _, _ = socket.recv_fds(sock, len(SHARED), 1)
+    except OSError as error:
+        raise LostPeerError(f"lost {peer}: {error}") from None
+    sock.setblocking(False)  # waiting is the channel's business
+    if not said:
+        raise LostPeerError(f"lost {peer}: connection closed by the other end")
+    return files[0] if files else None

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from embroute.runtime.exchange import Bytes, LostPeerError, Message
+from embroute.runtime.links import SHARED, taken_memory
 from embroute.runtime.mail import NOWHERE, Arriving, Letter
 from embroute.runtime.streams import StreamChannel, StreamPosted
 
 SLAB_BYTES = 1 << 24  # for what is on its way in one direction between two ranks
-SHARED = b"\x01"
 _ALIGN = 64
 
 
@@ -144,16 +144,11 @@ def offer(near: StreamChannel) -> SlabMail:
 def take_offer(near: StreamChannel, timeout_s: float) -> SlabMail:
     """The same memory at the other end of each connection."""
     out, into = {}, {}
-    for peer, sock in zip(near.names, near.sockets, strict=True):
-        sock.settimeout(timeout_s)
-        try:
-            _, files, _, _ = socket.recv_fds(sock, len(SHARED), 1)
-        except OSError as error:
-            raise LostPeerError(f"lost {peer}: {error}") from None
-        sock.setblocking(False)  # waiting is the channel's business
-        if not files:
-            raise LostPeerError(f"lost {peer}: connection closed by the other end")
-        into[peer], out[peer] = _mapped(files[0])
+    for peer in near.names:
+        file = taken_memory(near, peer, timeout_s)
+        if file is None:
+            raise LostPeerError(f"lost {peer}: it shares no memory")
+        into[peer], out[peer] = _mapped(file)
     return SlabMail(near, out, into)
 
 

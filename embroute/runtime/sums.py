@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from embroute.runtime.exchange import Channel, LostPeerError, Message, Posted, Sums
+from embroute.runtime.exchange import Channel, Message, Posted, Sums
+from embroute.runtime.links import APART, SHARED, taken_memory
 from embroute.runtime.streams import StreamChannel
 
 FEW = 4  # workers: everyone reads everyone's part, which many should not
 SLAB_BYTES = 1 << 22  # of a part that is summed at once
 TURNS = 2  # a part may be written while someone still reads the one before
-SHARED, APART = b"\x01", b"\x00"
 
 
 class SharedSums:
@@ -97,17 +97,8 @@ def _offer(near: StreamChannel) -> torch.Tensor | None:
 
 def _offered(near: StreamChannel, timeout_s: float) -> torch.Tensor | None:
     """What the first worker offers."""
-    first = near.names.index("worker0")
-    sock = near.sockets[first]
-    sock.settimeout(timeout_s)
-    try:
-        said, files, _, _ = socket.recv_fds(sock, len(SHARED), 1)
-    except OSError as error:
-        raise LostPeerError(f"lost {near.names[first]}: {error}") from None
-    sock.setblocking(False)  # waiting is the channel's business
-    if not said:
-        raise LostPeerError(f"lost {near.names[first]}: connection closed by the other end")
-    return _mapped(files[0]) if files else None
+    file = taken_memory(near, "worker0", timeout_s)
+    return None if file is None else _mapped(file)
 
 
 def _mapped(file: int) -> torch.Tensor:
