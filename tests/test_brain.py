@@ -11,11 +11,13 @@ import pytest
 
 from embroute.cluster import uniform
 from embroute.data.schema import Schema, Table
+from embroute.models.initial import initial_rows
 from embroute.policy.catalog import make_policy
 from embroute.policy.decide import advance, plan_step
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
+from embroute.runtime import brain
 from embroute.runtime.brain import from_seed, load_brain, load_trained, save_brain
 from tests.workloads import long_workload
 
@@ -48,15 +50,15 @@ def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> Non
 
 
 def test_a_brain_of_another_job_is_refused(tmp_path: Path) -> None:
-    def brain(rows: tuple[int, int], workers: int) -> State:
+    def state(rows: tuple[int, int], workers: int) -> State:
         schema = Schema((Table("a", rows[0]), Table("b", rows[1])), ())
         return start(make_policy("esd(1)"), Setup(schema, uniform(workers, 1), (4, 8)))
 
-    save_brain(tmp_path, brain((20, 40), 2), {})
+    save_brain(tmp_path, state((20, 40), 2), {})
     with pytest.raises(ValueError, match=r"'slot_WCF' has the shape \[2, 6, 4\], expected"):
-        load_brain(tmp_path, brain((20, 40), 3))
+        load_brain(tmp_path, state((20, 40), 3))
     with pytest.raises(ValueError, match="the caches have other capacities in the checkpoint"):
-        load_brain(tmp_path, brain((40, 20), 2))
+        load_brain(tmp_path, state((40, 20), 2))
 
 
 def test_rows_trained_before_are_not_made_again_elsewhere(tmp_path: Path) -> None:
@@ -83,3 +85,13 @@ def test_a_checkpoint_says_whether_its_other_rows_are_those_of_a_seed(
     save_brain(tmp_path, start(make_policy("esd(1)"), setup), {})
     assert from_seed(tmp_path, 7) == right
     assert not from_seed(tmp_path, 8)
+
+
+def test_rows_that_another_program_drew_are_not_those_of_the_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(Schema((Table("a", 20),), ()), uniform(2, 1), 4)
+    save_brain(tmp_path, start(make_policy("esd(1)"), setup), {})
+    assert from_seed(tmp_path, setup.seed)
+    monkeypatch.setattr(brain, "initial_rows", lambda *args: 2 * initial_rows(*args))
+    assert not from_seed(tmp_path, setup.seed)

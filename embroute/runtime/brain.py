@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embroute.models.initial import initial_rows
 from embroute.policy.state import State
 from embroute.runtime.checkpoint import Json
 from embroute.runtime.checkpoint_files import (
@@ -38,7 +39,7 @@ def save_brain(path: Path, state: State, position: Position) -> FileInfo:
     about = {
         "state": json.dumps(scalars),
         "position": json.dumps(dict(position)),
-        "seed": json.dumps(setup.seed if setup.seeded else None),
+        "origin": json.dumps(_origin(setup.seed) if setup.seeded else None),
     }
     tensors = [as_tensor(name, array) for name, array in _arrays(state).items()]
     return write_tensors(path / BRAIN, tensors, about)
@@ -69,9 +70,15 @@ def load_trained(path: Path, state: State) -> None:
         file.read(name, array)
 
 
+def _origin(seed: int) -> list[float]:
+    """A seed and what is drawn from it: programs that draw otherwise make other rows."""
+    nought = np.zeros(1, np.int64)
+    return [seed, *initial_rows(seed, nought, nought, 2)[0].tolist()]
+
+
 def from_seed(path: Path, seed: int) -> bool:
     """Whether rows that nobody had trained at a checkpoint are those of a seed."""
-    return bool(json.loads(TensorFile(path / BRAIN).about.get("seed", "null")) == seed)
+    return bool(json.loads(TensorFile(path / BRAIN).about.get("origin", "null")) == _origin(seed))
 
 
 def read_position(path: Path) -> dict[str, Json]:
