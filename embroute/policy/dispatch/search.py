@@ -34,6 +34,7 @@ from embroute.kernels.anneal import (
 )
 from embroute.kernels.caches import Found, find
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, SHARDS, URGENT, VALUE, VALUE_STATE
+from embroute.kernels.foretell import NO_PULL
 from embroute.kernels.uses import (
     ALONE,
     CHUNK,
@@ -104,7 +105,6 @@ LEAST_EFFORT = 200  # with less, other policies do as well
 SPREADING = 1.5  # look-ups read that spreading out one of the window counts as
 WIDE = (16, 2048)  # workers and samples of a step from which on effort does not grow with them
 REFITS = 6  # rounds of bringing a batch to its quotas
-NO_PULL = -1
 KINDS = (  # of uses: when their pulls and pushes move
     (EARLY, EARLY),
     (EARLY, URGENT),
