@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import itertools
 import os
 import socket
@@ -29,6 +30,9 @@ EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
 CONNECT_S = 60.0
 YIELDING = 10  # niceness: plans are made ahead, so those who train on the same cores come first
 TRANSFER_TIMEOUT = timedelta(hours=2)  # liveness is the heartbeat's business
+# Of glibc's mallopt: from which size on memory goes back at once, and how much the heap keeps.
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+LARGEST_KEPT, HEAP_KEPT = 1 << 25, 1 << 28  # bytes; glibc takes no larger threshold than the first
 
 
 def _group(rank_of: dict[str, int], members: list[str]) -> GlooChannel:
@@ -130,6 +134,19 @@ def _ranks_by_name(store: PrefixStore, name: str, layout: Layout) -> dict[str, i
     return found
 
 
+def keep_memory() -> bool:
+    """Keep what a step frees for the next one; whether the system's allocator has such a setting.
+
+    Every step needs the same memory. The heap would give it back to the system as soon as there is
+    more of it at its end than twice the largest piece that was freed before, and the next step
+    would wait for new pages, a thousand of them for a few megabytes of activations.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc only
+    if mallopt is None:
+        return False
+    return bool(mallopt(MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(TRIM_THRESHOLD, HEAP_KEPT))
+
+
 @contextmanager
 def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Iterator[Seat]:
     """This rank's seat in a job that torchrun, or `embroute train`, has started."""
@@ -141,6 +158,7 @@ def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Ite
     name = layout.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
     if name == names(layout.num_workers, layout.num_shards)[0]:
         os.nice(YIELDING)
+    keep_memory()
     _join_group(max(60.0, peer_timeout_s))
     # Connections of our own: torch's may block while the heartbeat must not.
     rank_of = _ranks_by_name(_job_store(peer_timeout_s), name, layout)

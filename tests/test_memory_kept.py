@@ -1,0 +1,41 @@
+"""What a step frees stays with the process: the next step meets no new pages."""
+
+import subprocess
+import sys
+
+import pytest
+
+STEPS = """
+import ctypes, resource, sys
+from embroute.runtime.connect import keep_memory
+
+if sys.argv[1] == "kept":
+    print("able" if keep_memory() else "unable")
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [libc.malloc(1 << 20) for _ in range(16)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 1 << 20)
+    for piece in reversed(pieces):
+        libc.free(piece)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def pages(how: str) -> tuple[list[str], int]:
+    """What a process says, and the pages that the last of a few equal steps had to wait for."""
+    command = [sys.executable, "-c", STEPS, how]
+    *said, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return said, int(last)
+
+
+def test_memory_of_a_step_is_kept_for_the_next() -> None:
+    said, kept = pages("kept")
+    if said == ["unable"]:
+        pytest.skip("the system's allocator has no such setting")
+    _, given_back = pages("as it is")
+    assert kept < 50
+    assert given_back > 1000  # or the test would show nothing
