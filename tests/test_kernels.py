@@ -21,7 +21,7 @@ from embroute.kernels.distinct import distinct, number
 from embroute.kernels.memory import places
 from embroute.kernels.orders import Spots, locate
 from embroute.kernels.places import name_gradients, number_touches, renumber
-from embroute.kernels.rows import Bags, pool, spread
+from embroute.kernels.rows import Bags, merge, pool, spread
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policy.sync.on_demand import coming_home
@@ -289,6 +289,25 @@ def test_pool_and_spread(seed: int, mean: bool) -> None:
     for own, row, s in zip(real, grad, share, strict=True):
         np.add.at(summed, own, row * s)
     np.testing.assert_allclose(found, summed, rtol=1e-14, atol=1e-14)
+
+
+@given(seeds)
+@few
+def test_merge(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    blocks = [rng.integers(0, 9, int(rng.integers(0, 6))).astype(np.int32) for _ in range(4)]
+    rows = [rng.standard_normal((len(own), 3)) for own in blocks]
+    place, count = np.full(9, -1, np.int32), 0
+    distinct, sums = np.empty(20, np.int64), np.empty((20, 3))
+    for own, values in zip(blocks, rows, strict=True):
+        count = merge(own, values, place, distinct, sums, count)
+    expected = np.zeros((9, 3))
+    np.add.at(expected, np.concatenate(blocks), np.concatenate(rows))
+    order = list(dict.fromkeys(np.concatenate(blocks).tolist()))
+    assert distinct[:count].tolist() == order
+    assert place[order].tolist() == list(range(count))
+    assert (place >= 0).sum() == count
+    np.testing.assert_allclose(sums[:count], expected[order], rtol=1e-14, atol=1e-14)
 
 
 @given(seeds)

@@ -16,6 +16,7 @@ from embroute.kernels.codes import (
     FRESH,
     HIT,
     LOCAL,
+    MARK,
     NEW,
     NO_HOLDER,
     NOTHING,
@@ -120,6 +121,9 @@ def updates_home(caches: Caches, touches: Touches, found: Found, decision: Decis
     copies_UW, only_U, num_workers = found.copies_UW, found.only_U, found.copies_UW.shape[1]
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     for u in range(len(only_U)):
+        soon = min(u + AHEAD, len(only_U) - 1)
+        who = max(only_U[soon], 0)
+        prefetch(slots, (who, max((copies_UW[soon, who] & SLOT_MASK) - 1, 0), MARK))
         only, first, last = only_U[u], index(first_U[u]), index(first_U[u + 1])
         if first == last or only == NO_HOLDER:
             continue

@@ -226,25 +226,29 @@ def spread(grad_BX: Floats, bags: Bags, grad_TX: Floats) -> None:
 
 
 @kernel
-def merge(index_I: Index, block_IX: Floats, place_N: npt.NDArray[np.int32], out_IX: Floats) -> I64:
-    """Sum blocks of one row in the order given; returns the distinct rows of `out_IX`'s top.
+def merge(
+    index_I: Index,
+    block_IX: Floats,
+    place_N: npt.NDArray[np.int32],
+    distinct_D: I64,
+    sum_DX: Floats,
+    count: int,
+) -> int:
+    """Add the rows of a block to the sums of its rows; how many distinct rows there are then.
 
-    `place_N` is scratch: all -1 before and after.
+    The first `count` are of blocks before it. `place_N`: where the sum of each row is, or -1.
     """
-    distinct = np.empty(len(index_I), np.int64)
-    count = 0
     for i in range(len(index_I)):
         prefetch(place_N, (index(index_I[index(min(i + ROWS_AHEAD, len(index_I) - 1))]),))
-        place = place_N[index_I[i]]
-        if place < 0:
-            place = count
-            place_N[index_I[i]] = place
-            distinct[place] = index_I[i]
-            out_IX[place] = block_IX[i]
+        row = index(index_I[index(i)])
+        if place_N[row] < 0:
+            place_N[row] = count
+            distinct_D[count] = row
+            for x in range(block_IX.shape[1]):
+                sum_DX[index(count), index(x)] = block_IX[index(i), index(x)]
             count += 1
         else:
+            place = index(place_N[row])
             for x in range(block_IX.shape[1]):
-                out_IX[place, x] += block_IX[i, x]
-    for i in range(count):
-        place_N[distinct[i]] = -1
-    return distinct[:count]
+                sum_DX[place, index(x)] += block_IX[index(i), index(x)]
+    return count

@@ -85,10 +85,14 @@ class ShardStore:
             mine = [(block, rows) for block, rows in pushed if block.arena == arena]
             if not mine:
                 continue
-            index = np.concatenate([block.where for block, _ in mine])
-            sums = np.concatenate([rows for _, rows in mine])
-            distinct = merge(index, sums, self._place[arena], sums)
-            optimizer.update(records, distinct, sums[: len(distinct)], step + 1)
+            most, place, count = sum(len(rows) for _, rows in mine), self._place[arena], 0
+            distinct = np.empty(most, np.int64)
+            sums = np.empty((most, mine[0][1].shape[1]), records.dtype)
+            for block, rows in mine:
+                count = merge(block.where, rows, place, distinct, sums, count)
+            distinct = distinct[:count]
+            place[distinct] = -1
+            optimizer.update(records, distinct, sums[:count], step + 1)
             if self.stamps is not None:
                 self.stamps.update(arena, distinct, step)
 
