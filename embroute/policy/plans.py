@@ -18,7 +18,7 @@ from embroute.policy.decide import advance, plan_step
 from embroute.policy.parts import Policy, Rehearsal
 from embroute.policy.plan import Plan, traffic
 from embroute.policy.setup import Setup
-from embroute.policy.state import State, empty_state
+from embroute.policy.state import State, empty_state, map_first
 
 F64 = npt.NDArray[np.float64]
 FAR = 1.25  # times the best: a way to begin that will not catch up
@@ -38,7 +38,17 @@ class Step:
 
 
 def start(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None = None) -> State:
-    """The empty state of a run; a policy with a hot set chooses it from access counts."""
+    """The empty state of a run, its memory at hand.
+
+    A policy with a hot set chooses it from access counts.
+    """
+    state = _empty(policy, setup, counts_R)
+    map_first(state)
+    return state
+
+
+def _empty(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None = None) -> State:
+    """The same, its memory still the system's: for a rehearsal, which reaches little of it."""
     if setup.optimizer in policy.sync.refused_optimizers:
         raise ValueError(
             f"--optimizer {setup.optimizer}: {policy.name} merges deltas, and deltas of "
@@ -94,7 +104,7 @@ def _tried(policy: Policy, batches: list[Batch], setup: Setup, shortest: F64) ->
     taken = np.full(len(batches), np.inf)
     half, begin = len(batches) // 2, len(batches) // 3
     try:
-        for t, step in enumerate(_decided(policy, iter(batches), start(policy, setup))):
+        for t, step in enumerate(_decided(policy, iter(batches), _empty(policy, setup))):
             taken[t] = step_time(traffic(step.plan, setup), setup.cluster).total_s
             if t == half and taken[begin:t].sum() > FAR * shortest[begin:t].sum():
                 break

@@ -69,7 +69,7 @@ class Needs:
 
 
 def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | None = None) -> State:
-    """All caches empty. Most memory is committed by the system when it is reached."""
+    """All caches empty. Memory is committed by the system when it is reached."""
     num_rows, capacity_WA = setup.schema.num_rows, setup.capacity_WA
     workers = len(capacity_WA)
     slots = int(capacity_WA.sum(1).max())
@@ -79,10 +79,6 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
     cell_NW = _on_lines(num_rows + 1, workers)
     slot_WCF = np.zeros((workers, slots, NUM_SLOT_FIELDS), np.int32)
     order = empty_order(capacity_WA, needs.num_buckets)
-    number_R.fill(0)
-    _map_first(cell_NW[np.newaxis])
-    _map_first(slot_WCF)
-    _map_first(order.ticket_WQ4)
     caches = Caches(
         Cells(number_R, cell_NW, np.zeros(1, np.int64)),
         slot_WCF,
@@ -155,10 +151,13 @@ def _on_lines(num_rows: int, width: int) -> I32:
     return zeros[skipped : skipped + num_rows * width].reshape(num_rows, width)
 
 
-def _map_first(zeros_XYZ: I32) -> None:
+def map_first(empty: State) -> None:
     """Have the system map the pages that a run reaches first, at once, not in its steps."""
-    width = zeros_XYZ.shape[0] * zeros_XYZ.shape[2] * zeros_XYZ.itemsize
-    zeros_XYZ[:, : MAPPED_BYTES // max(1, width)].fill(0)
+    caches = empty.caches
+    caches.cells.number_R.fill(0)
+    for zeros_XYZ in (caches.cells.cell_NW[np.newaxis], caches.slot_WCF, caches.order.ticket_WQ4):
+        width = zeros_XYZ.shape[0] * zeros_XYZ.shape[2] * zeros_XYZ.itemsize
+        zeros_XYZ[:, : MAPPED_BYTES // max(1, width)].fill(0)
 
 
 def held(state: State, worker: int) -> tuple[I32, I32]:
