@@ -1,9 +1,11 @@
 """Step time of our own policy beside every exact one that keeps the order, over many settings.
 
 `python -m benchmarks.sweep --data FOLDER --out sweep.jsonl`: cases in a fixed order, one line each;
-started again with the same file it goes on where it stopped. `--most N` ends after N. Every trace,
-network, cache and number of workers comes before any of them comes again with other rows or
-compute. What others plan does not depend on these two, so they are run once for all.
+started again with the same file it goes on where it stopped. `benchmarks/results` holds a file to
+go on with; it says which commits made it, and is of no use for policies that plan otherwise.
+`--most N` ends after N. Every trace, network, cache and number of workers comes before any of them
+comes again with other rows or compute. What others plan does not depend on these two, so they are
+run once for all.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.record import markdown, record
+from benchmarks.record import commit, markdown, record
 from benchmarks.sanity import traces
 from embroute.cluster import open_cluster
 from embroute.config import parse_size
@@ -124,7 +126,10 @@ Loads = dict[str, dict[str, float]]  # milliseconds by load and policy
 
 
 def others(case: Case, source: Source, steps: int) -> Loads:
-    """What the others take in a place, by load; those whose caches do not hold a step are not."""
+    """What the best of the others takes in a place, by load.
+
+    Those whose caches do not hold a step do not count.
+    """
     loads = [case._replace(dim=d, compute_ms=c) for d, c in itertools.product(DIMS, COMPUTE_MS)]
     tasks = {other.load: job(other, source, steps) for other in loads}
     found: Loads = {load: {} for load in tasks}
@@ -134,8 +139,12 @@ def others(case: Case, source: Source, steps: int) -> Loads:
         except ValueError:
             continue
         for load, ms in taken.items():
-            found[load][name] = ms
+            found[load] = min(found[load], {name: ms}, key=_least)
     return found
+
+
+def _least(ms: Mapping[str, float]) -> float:
+    return min(ms.values(), default=float("inf"))
 
 
 class Answer(NamedTuple):
@@ -197,15 +206,19 @@ class Log:
 
     def add(self, answer: Answer) -> Result:
         """Write an answer down."""
-        case, lines = answer.case, []
+        case, lines = answer.case, list[Mapping[str, object]]()
         if answer.others is not None:
             self.places[case.place] = answer.others
-            lines.append(json.dumps({"place": case.place, "ms": answer.others}))
-        lines.append(json.dumps({"case": list(case), "own": answer.own}))
-        with self.path.open("a") as file:
-            file.writelines(f"{line}\n" for line in lines)
+            lines.append({"place": case.place, "ms": answer.others})
+        lines.append({"case": list(case), "own": answer.own})
+        self.note(*lines)
         self.results[case] = self._result(case, answer.own)
         return self.results[case]
+
+    def note(self, *lines: Mapping[str, object]) -> None:
+        """Write lines down as they are."""
+        with self.path.open("a") as file:
+            file.writelines(f"{json.dumps(line)}\n" for line in lines)
 
 
 def open_traces(folder: Path, scratch: Path) -> None:
@@ -265,6 +278,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     log = Log(args.out)
+    log.note({"commit": commit(), "settings": len(log.results)})
     proceed(args, log)
     total = len(cases(TRACES))
     record("sweep", "Our own policy in many settings", page(list(log.results.values()), total))
