@@ -81,6 +81,33 @@ def hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
+def test_who_waits_to_send_takes_in_what_comes(
+    pair: tuple[StreamChannel, StreamChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other end reads nothing before all that it sends has left.
+    monkeypatch.setattr("embroute.runtime.streams.SLICE_MS", 10**6)  # nothing else wakes it
+    channel, other = pair[0], pair[1].sockets[0]
+    big, arrived = np.full(1 << 23, 3, np.uint8), np.zeros(1 << 23, np.uint8)
+
+    def own() -> None:
+        sending, coming = channel.post([("right", big)], []), channel.post([], [("right", arrived)])
+        sending.wait()
+        coming.wait()
+
+    waiting = threading.Thread(target=own, daemon=True)
+    waiting.start()
+    time.sleep(0.2)  # until it waits for room
+    other.setblocking(True)
+    other.settimeout(20)
+    other.sendall(big.tobytes())
+    left = len(big)
+    while left:
+        left -= len(other.recv(left))
+    waiting.join(20)
+    assert not waiting.is_alive()
+    np.testing.assert_array_equal(arrived, big)
+
+
 def test_ranks_of_one_host_meet_within_it(hosts: str, store: PrefixStore) -> None:
     own: dict[str, Callable[[], Any]] = {
         name: partial(open_channels, store, name, LINKS, 20) for name in NAMES

@@ -142,11 +142,14 @@ def _expect(message_M4: I64, peer_P2: I32) -> I64:
 def _wait(wanted_P: I64, peer_P2: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
     """Wait until a blocked peer can go on, and unmark it; not if the time is over or a signal came.
 
-    `asked_P2` is an array of struct pollfd: a file, what is asked, and above it what happened.
+    While something cannot leave, whatever comes is taken in, awaited or not: the other end may not
+    read before it has sent. `asked_P2` is an array of struct pollfd: a file, what is asked, and
+    above it what happened.
     """
-    asked_P2 = np.zeros((len(peer_P2), 2), np.int32)
+    asked_P2, stuck = np.zeros((len(peer_P2), 2), np.int32), blocked_DP[OUT].any()
     for p in range(len(peer_P2)):
-        events = READABLE * (wanted_P[p] > 0) + WRITABLE * blocked_DP[OUT, p]
+        comes = wanted_P[p] > 0 or (stuck and blocked_DP[IN, p])
+        events = READABLE * comes + WRITABLE * blocked_DP[OUT, p]
         asked_P2[p, 0] = peer_P2[p, FILE] if events else -1  # which poll skips
         asked_P2[p, 1] = events
     if _poll(asked_P2.ctypes.data, np.uint64(len(peer_P2)), timeout_ms) <= 0:
