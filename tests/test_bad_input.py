@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,10 @@ Patch = pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("policy", "nonsense", "no policy 'nonsense' (there are nocache, vanilla,"),
+        ("policy", "nonsense", "--policy 'nonsense': no policy 'nonsense' (there are nocache,"),
+        ("policy", "dispatch=esd sync=hett(10)", "--policy 'dispatch=esd sync=hett(10)': "),
+        ("device", "abacus", "--device abacus: torch cannot use it here: "),
+        ("seed", "1", "--out /dev/null/no: Not a directory"),
         ("policy", "esd(1, workers=fast)", "leave a worker out by a share of 0, e.g. --quotas"),
         ("policy", "dispatch=esd workers=0+1", "workers=0+1 is for compare and simulate"),
         ("model", "lstm", "--model must be one of wide-deep, deepfm,"),
@@ -67,6 +71,36 @@ def test_mistakes_end_before_a_rank_is_started(
     assert said.startswith("embroute: ")
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_folder_of_another_run_is_left_alone(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints" / "step-00000040").mkdir(parents=True)
+    RunFile(steps=40, out=str(tmp_path)).write(tmp_path / "run.yaml")
+    before = (tmp_path / "run.yaml").read_text()
+    words = ["embroute", "train", "--steps", "9", "--held-out", "0.5", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(f"embroute: --out {tmp_path}: ")
+    assert "holds step-00000040, later than step 0" in said
+    assert "--resume goes on from it" in said
+    assert (tmp_path / "run.yaml").read_text() == before
+
+
+def test_a_run_is_copied_into_its_folder_unless_it_is_there(tmp_path: Path) -> None:
+    run, path = RunFile(steps=40, out=str(tmp_path)), tmp_path / "run.yaml"
+    run.write_copy(tmp_path)
+    assert read_run_file(path) == run
+    commented = "# mine\n" + path.read_text()
+    path.write_text(commented)
+    replace(run, resume=True).write_copy(tmp_path)
+    assert path.read_text() == commented
+    replace(run, steps=50).write_copy(tmp_path)
+    assert read_run_file(path).steps == 50
 
 
 def test_a_run_file_names_itself(tmp_path: Path) -> None:

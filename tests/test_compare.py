@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embroute.cli import cli
+from embroute.commands.results import rough
 from embroute.commands.simulate import COLUMNS
 
 MANUAL = Path(__file__).parent.parent / "docs" / "compare-json.md"
@@ -250,6 +251,14 @@ def test_output_fits_80_columns_and_has_no_colours(arguments: tuple[str, ...]) -
     assert "\x1b" not in result.output
     assert max(map(len, result.output.splitlines())) <= 80
     assert "…" not in result.output  # nothing is cut
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0441, "0.044"), (4.41, "4.4"), (99.7, "100"), (130.4, "130"), (44100.0, "44k"), (0.0, "0")],
+)
+def test_rough_numbers_have_no_exponent(value: float, text: str) -> None:
+    assert rough(value) == text
 
 
 def cells(output: str, name: str) -> list[str]:

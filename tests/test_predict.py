@@ -12,10 +12,9 @@ from click.testing import CliRunner
 
 from embroute.cli import cli
 from embroute.runtime.local import run_local
-from embroute.train.launch import RUN_FILE
 from embroute.train.predict import samples_to_score
 from embroute.train.rank import metrics_of, train_rank
-from embroute.train.run_file import RunFile
+from embroute.train.run_file import RUN_FILE, RunFile
 
 
 @pytest.mark.parametrize("model", ["deepfm", "dcn"])

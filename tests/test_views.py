@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from embroute.cli import cli
+from embroute.commands.report import write_report
 from embroute.views.history import read_history
 from embroute.views.measured import columns_of, workers_of
 from embroute.views.runs import runs_page
@@ -184,6 +185,19 @@ def test_a_resumed_run_goes_on(runs: list[Path], tmp_path: Path) -> None:
     assert [report.step for report in history.reports] == list(range(1, 41))
     seconds = [report.seconds for report in history.reports]
     assert seconds == sorted(seconds)
+
+
+def test_a_run_resumed_with_fewer_workers_has_a_report(runs: list[Path], tmp_path: Path) -> None:
+    lines = [json.loads(t) for t in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[-3:]:
+        line["link_mb_per_s"] = line.get("link_mb_per_s", [])[:1]
+        if "loss" not in line:
+            del line["link_mb_per_s"]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
+    write_report(tmp_path / "report.html", [tmp_path])
+    assert "worker 1" in (tmp_path / "report.html").read_text()
 
 
 def test_another_run_in_the_same_folder_starts_anew(runs: list[Path], tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ DEFAULT = "nocache,vanilla,het(100),herald,esd(1),embroute,fae,scars,bagpipe,unb
 def _names(text: str) -> list[str]:
     """The policies to run; the yardstick is always among them."""
     names = [name for name in split_outside(text, ",") if name]
+    if not names:
+        raise ValueError(f"--policies must name at least one policy, got {text!r}")
     for name in names:
         if name != LOWER_BOUND:
             policy_of("--policies", name)
@@ -111,7 +113,7 @@ def compare(
 
     Rows, bytes and cost are sums over the measured steps; step time is their mean.
     """
-    names = _names(policies or _defaults(options.optimizer))
+    names = _names(_defaults(options.optimizer) if policies is None else policies)
     outputs.check()
     with reported() as progress:
         source = open_source(data, data_options, progress)

@@ -79,9 +79,7 @@ def reported() -> Iterator[Report]:
 def tell_bad_rows(source: Source) -> None:
     """One line on stderr about the rows that the latest pass left out."""
     if isinstance(source, FileSource) and source.bad_rows:
-        counts = sorted(source.bad_rows.items(), key=lambda item: -item[1])
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in counts)
-        click.echo(f"skipped {sum(source.bad_rows.values())} bad rows: {reasons}", err=True)
+        click.echo(source.skipped, err=True)
 
 
 def _show(name: str, description: Description) -> None:

@@ -21,6 +21,12 @@ def _short(value: float) -> str:
     return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 
+def rough(value: float) -> str:
+    """Two digits, never an exponent: 0.044, 4.4, 44, 440, 44k."""
+    digits = float(f"{value:.2g}")
+    return scaled(digits if digits >= 1000 or value < 100 else value)
+
+
 def scaled(value: float) -> str:
     """A count in five characters: 950, 12.3k, 1.2M."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -50,7 +56,7 @@ def _cells(entry: Line, yardstick: Line) -> list[str]:
         _milliseconds(entry.step_time_s),
         _ratio(entry.step_time_s, yardstick.step_time_s),
         "-" if entry.hit_rate is None else f"{100 * entry.hit_rate:.0f}%",
-        "-" if entry.decision_ms is None else f"{entry.decision_ms:.2g}",
+        "-" if entry.decision_ms is None else rough(entry.decision_ms),
     ]
 
 

@@ -51,9 +51,22 @@ OPTIONS = (
 )
 
 
+class _Option(click.Option):
+    """An option whose default is the run file's, asked for only by the help: it loads torch."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """The help with the default behind it."""
+        from embroute.train.run_file import RunFile
+
+        record, default = super().get_help_record(ctx), getattr(RunFile, str(self.name))
+        if record is None or default in ("", None):
+            return record
+        return record[0], f"{record[1]}  [default: {default}]"
+
+
 def _with_options(command: click.Command) -> click.Command:
     for name, text in reversed(OPTIONS):
-        option = click.Option([f"--{name}"], help=text)
+        option = _Option([f"--{name}"], help=text)
         command.params.insert(0, option)
     return command
 

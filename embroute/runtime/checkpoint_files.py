@@ -136,13 +136,18 @@ def claim(folder: Path, step: int) -> None:
     Leftovers of a crash are removed. Later checkpoints would be taken for this run's newest.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    check_start(folder, step)
+    _clear(folder)
+
+
+def check_start(folder: Path, step: int) -> None:
+    """Refuse to start at a step where a folder holds later checkpoints."""
     newest = latest(folder)
     if newest is not None and (step_of(newest) or 0) > step:
         raise ValueError(
             f"{folder} holds {newest.name}, later than step {step} where this run starts: resume "
             f"from it, remove it, or save into another folder"
         )
-    _clear(folder)
 
 
 def partial(folder: Path, step: int) -> Path:

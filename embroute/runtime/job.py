@@ -183,9 +183,22 @@ def describe(
     )
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that this machine's torch cannot use."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"--device {name}: torch cannot use it here: {reason}") from None
+
+
 def trainable(name: str) -> Policy:
     """A policy by name; every worker of a job takes part in it."""
-    policy = make_policy(name)
+    try:
+        policy = make_policy(name)
+    except ValueError as error:
+        fault = str(error).removeprefix(f"--policy {name!r}: ")
+        raise ValueError(f"--policy {name!r}: {fault}") from None
     if policy.workers != "all":
         raise ValueError(
             f"--policy {name!r}: workers={policy.workers} is for compare and simulate; in training "
@@ -231,6 +244,7 @@ def _tables(
 ) -> tuple[Feed, list[torch.Tensor], tuple[int, ...]]:
     """The feed that suits the model, the weights of its tables, and their widths."""
     device = settings.get("device", "cpu")
+    check_device(device)
     own = field_embeddings(model)
     if own is not None:
         weights = own.weights

@@ -125,9 +125,17 @@ class RoutedLayer(nn.Module):
         if expected is not None and not torch.equal(ids.detach().cpu().reshape(-1), expected):
             raise ValueError(
                 f"{self.name} was asked for other ids than lookups() gave for it: "
-                f"{ids.numel()} ids, {expected.numel()} expected"
+                f"{_difference(ids.detach().cpu().reshape(-1), expected)}"
             )
         return self.desk.look_up(call, self.mean)
+
+
+def _difference(asked: torch.Tensor, expected: torch.Tensor) -> str:
+    """How ids differ that ought to be the same."""
+    if len(asked) != len(expected):
+        return f"{len(asked)} ids, {len(expected)} expected"
+    first = int((asked != expected).nonzero()[0])
+    return f"id {int(asked[first])} at place {first}, {int(expected[first])} expected"
 
 
 class RoutedFields(nn.Module):

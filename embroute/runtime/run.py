@@ -284,7 +284,7 @@ class Run:
             self._desk.begin(self._reading(item, self.rows.store.records, item.slot_AT))
             yield self._courier.feed.part(item.dealt)
             if self._desk.reading is not None:
-                raise RuntimeError(f"step {item.step}: backward(loss) was not called")
+                raise RuntimeError(f"step {item.step}: ready.backward(loss) was not called")
             if item.about.flags & EPOCH_ENDS:
                 return
 
@@ -331,7 +331,9 @@ class Run:
         all workers: clip them, and step the optimizer.
         """
         if self.work is None or self._desk.reading is None:
-            raise RuntimeError("backward(loss) was called outside of the prepared loader's loop")
+            raise RuntimeError(
+                "ready.backward(loss) was called outside of the prepared loader's loop"
+            )
         work, about = self.work, self.work.about
         share = about.num_samples / about.global_samples
         (loss * share).backward()  # type: ignore[no-untyped-call]

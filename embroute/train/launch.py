@@ -7,15 +7,17 @@ import os
 import signal
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from embroute.runtime.checkpoint_files import check_start, latest, step_of
 from embroute.runtime.heartbeat import EXIT_CODE
-from embroute.train.run_file import RunFile
+from embroute.runtime.job import check_device
+from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
 
-RUN_FILE = "run.yaml"
 SAVING_S = 3600  # for the checkpoint after a SIGTERM
 _FOLLOWERS = (EXIT_CODE, -signal.SIGTERM)
 
@@ -28,9 +30,8 @@ def launch(run: RunFile, restarts: int) -> None:
             "the run file names several nodes: start it on each with torchrun --nnodes "
             f"{len(layout.nodes)} --nproc-per-node RANKS ... -m embroute.train FILE"
         )
-    folder = Path(run.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    run.write(folder / RUN_FILE)
+    check_device(run.device)
+    _make_folder(run)
     (ranks,) = layout.nodes.values()
     # One thread per rank: several ranks share the machine's cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,7 +50,10 @@ def launch(run: RunFile, restarts: int) -> None:
         monitor_interval=0.2,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "embroute.train", str(folder / RUN_FILE))
+        with TemporaryDirectory() as scratch:  # the folder's own may be that of a run before
+            path = Path(scratch) / RUN_FILE
+            run.write(path)
+            elastic_launch(config, sys.executable)("-m", "embroute.train", str(path))
     except SignalException as error:
         raise RunFailedError(
             f"stopped by {error.sigval.name}; go on from its checkpoint with --resume",
@@ -64,6 +68,20 @@ def launch(run: RunFile, restarts: int) -> None:
             f"the run failed: {ranks[first.local_rank]} ended first ({how})",
             first.exitcode if first.exitcode > 0 else 128 - first.exitcode,
         ) from None
+
+
+def _make_folder(run: RunFile) -> None:
+    """The folder of a run; one with later checkpoints than the run begins with is refused."""
+    try:
+        Path(run.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {run.out}: {error.strerror}") from None
+    saved = Path(run.out) / CHECKPOINTS
+    newest = latest(saved) if run.resume else None
+    try:
+        check_start(saved, 0 if newest is None else step_of(newest) or 0)
+    except ValueError as error:
+        raise ValueError(f"--out {run.out}: {error} (--resume goes on from it)") from None
 
 
 class RunFailedError(RuntimeError):

@@ -27,9 +27,7 @@ from embroute.runtime.places import Places
 from embroute.runtime.routed import Desk, Reading
 from embroute.runtime.store import ShardStore, Widths
 from embroute.runtime.tables import field_embeddings, replace_fields
-from embroute.train.launch import RUN_FILE
-from embroute.train.rank import CHECKPOINTS
-from embroute.train.run_file import RunFile, read_run_file
+from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile, read_run_file
 
 F32 = npt.NDArray[np.float32]
 PARTS = ("held-out", "all")

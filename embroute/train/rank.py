@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from torch import nn
 from embroute.config import parse_size
 from embroute.data.batch import Batch, Source
 from embroute.data.open import open_source
+from embroute.data.readers.source import FileSource
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.split import split
 from embroute.data.stream import batches
@@ -32,7 +34,7 @@ from embroute.runtime.prepare import Prepared, prepare
 from embroute.runtime.run import Run
 from embroute.runtime.seat import Seat
 from embroute.runtime.tables import field_embeddings
-from embroute.train.run_file import RunFile
+from embroute.train.run_file import CHECKPOINTS, RunFile
 
 if TYPE_CHECKING:
     from embroute.train.watch import Watch
@@ -83,6 +85,7 @@ class Data:
     train: Stream | None = None
     held_out: Stream | None = None
     steps: int = 0  # of the whole run, where it is known
+    whole: Source | None = None
 
 
 def open_data(run: RunFile, seat: Seat) -> Data:
@@ -102,7 +105,7 @@ def open_data(run: RunFile, seat: Seat) -> Data:
     told = json.dumps({"schema": schema_text(source.schema), "steps": steps})
     announce(seat.name, seat.peers, seat.plans, told)
     looked = None if held_out is None else Stream(held_out, run, size, train=False)
-    return Data(source.schema, Stream(train, run, size, train=True), looked, steps)
+    return Data(source.schema, Stream(train, run, size, train=True), looked, steps, source)
 
 
 def _steps(source: Source, run: RunFile, size: int) -> int:
@@ -141,9 +144,6 @@ def dense_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
     tables = {id(weight) for weight in _tables(model)}
     dense = [parameter for parameter in model.parameters() if id(parameter) not in tables]
     return kinds[run.dense_optimizer](dense, lr=run.dense_lr)
-
-
-CHECKPOINTS = "checkpoints"
 
 
 def settings_of(run: RunFile, data: Data, folder: Path) -> Settings:
@@ -217,6 +217,8 @@ def train_rank(run: RunFile, seat: Seat, folder: Path, stop: threading.Event) ->
     if ready.run is not None:
         loop = Loop(run, ready, optimizers, schedules)
         loop.run_all(watch_of(seat, folder, data.steps))
+    if isinstance(data.whole, FileSource) and data.whole.bad_rows:
+        print(data.whole.skipped, file=sys.stderr)
     return ready
 
 
@@ -245,6 +247,8 @@ class Loop:
         for samples in self.ready.loader:
             assert isinstance(samples, Samples)
             self._step(samples)
+            if watch is not None and not watch.steps:
+                self.run.write_copy(watch.folder)  # nothing stands in the way of the run any more
             _watch_step(hold, watch)
             if hold.evaluation_due:
                 _evaluate(self.ready.model, hold, watch)

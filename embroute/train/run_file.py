@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 
 import yaml
@@ -18,6 +18,7 @@ from embroute.policy.catalog import DEFAULT_POLICY
 from embroute.runtime.job import trainable
 from embroute.runtime.layout import Layout, on_one_node
 
+RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"  # in the folder of a run
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 _LEAST: dict[str, int] = dict.fromkeys(("batch", "epochs", "keep", "peer_timeout"), 1)
 _LEAST |= dict.fromkeys(("steps", "evaluate_every", "checkpoint_every", "warmup_steps", "seed"), 0)
@@ -143,6 +144,18 @@ class RunFile:
             if getattr(self, entry.name) != _default(entry.name)
         }
         path.write_text(yaml.safe_dump(_plain(values), sort_keys=False))
+
+    def write_copy(self, folder: Path) -> None:
+        """Save it into the run's folder, unless it is there already, perhaps with comments."""
+        path = folder / RUN_FILE
+        if path.is_file():
+            try:
+                known = read_run_file(path)
+            except ValueError:
+                known = None  # of another version, say
+            if known is not None and replace(known, resume=self.resume, out=self.out) == self:
+                return
+        self.write(path)
 
 
 def _option(name: str) -> str:

@@ -118,10 +118,15 @@ def _links(runs: Sequence[History]) -> figure:
     reports = _thin(runs[0].reports)
     steps = [report.step for report in reports]
     curves = [
-        Curve(f"worker {w}", steps, [report.link_mb_per_s[w] for report in reports])
-        for w in range(count)
+        Curve(f"worker {w}", steps, [_link(report, w) for report in reports]) for w in range(count)
     ]
     return _zero("Traffic over each worker's link", "MB/s", curves)
+
+
+def _link(report: Report, worker: int) -> float:
+    """MB/s of a worker's link; a resumed run may have had fewer workers."""
+    links = report.link_mb_per_s
+    return links[worker] if worker < len(links) else 0.0
 
 
 def _zero(title: str, unit: str, curves: list[Curve]) -> figure:

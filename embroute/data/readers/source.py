@@ -41,6 +41,13 @@ class FileSource:
         self._pieces = pieces
         self._ids = ids
 
+    @property
+    def skipped(self) -> str:
+        """How many rows the latest pass left out, and why."""
+        counts = sorted(self.bad_rows.items(), key=lambda item: -item[1])
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in counts)
+        return f"skipped {sum(self.bad_rows.values())} bad rows: {reasons}"
+
     def chunks(self) -> Iterator[Batch]:
         """One pass in order, in pieces of some ten thousand samples."""
         counts: Counter[str] = Counter()
