@@ -125,7 +125,9 @@ def parse_size(name: str, text: str) -> Size:
     unit = match.group(2)
     if unit == "%" or (unit is None and amount <= 1):
         share = amount / 100 if unit == "%" else amount
-        return Size(parse_number(name, str(share), 0, 1), "share")
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} must be at most 1 or 100% of all rows, got {text!r}")
+        return Size(share, "share")
     if unit in _UNITS:
         return Size(amount * _UNITS[unit], "bytes")
     return Size(amount, "rows")

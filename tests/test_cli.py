@@ -79,7 +79,7 @@ OPTIONS = {
     | {"--optimizer", "--compute-ms-per-sample", "--target-samples-per-s", "--out"}
     | {"--allow-stale", "--allow-reorder"},
     "checkpoint": set(),
-    "predict": {"--out", "--data", "--part", "--batch"},
+    "predict": {"--out", "--data", "--part", "--batch", "--unlabelled"},
     "report": {"--html"},
     "checkpoint inspect": {"--verify"},
     "checkpoint export": {"--out", "--table"},
@@ -250,7 +250,7 @@ def test_a_comparison_in_a_pipe_without_torch(tmp_path: Path) -> None:
         (("--json", "missing/x.json"), "--json missing/x.json: the folder missing does not exist"),
         (("--json", "."), "--json .: this is a folder, give a file in it"),
         (("--cache", "much"), "--cache must look like 0.1, 10%, 5000rows or 256MB, got 'much'"),
-        (("--cache", "200%"), "--cache must be between 0 and 1, got 2.0"),
+        (("--cache", "200%"), "--cache must be at most 1 or 100% of all rows, got '200%'"),
         (("--dim", "x"), "--dim must look like 64 or 64,C1=16, got 'x'"),
         (("--dim", "8,C1=4"), "--dim 'C1=4': expected table=width with a table of InvoiceNo,"),
         (("--quotas", "1,2"), "--quotas needs 8 numbers of at least 0, got (1.0, 2.0)"),

@@ -191,7 +191,7 @@ def test_sizes(text: str, size: Size) -> None:
         ("10mb", "--cache must look like 0.1, 10%, 5000rows or 256MB, got '10mb'"),
         ("MB", "--cache must look like 0.1, 10%, 5000rows or 256MB, got 'MB'"),
         ("1.2.3", "--cache must be a number, got '1.2.3'"),
-        ("101%", "--cache must be between 0 and 1, got 1.01"),
+        ("101%", "--cache must be at most 1 or 100% of all rows, got '101%'"),
         ("1e16", "--cache must be between 0 and 1e+15, got 1e16"),
     ],
 )

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from embroute.cli import cli
 from embroute.runtime.local import run_local
-from embroute.train.predict import samples_to_score
+from embroute.train.predict import Wanted, samples_to_score
 from embroute.train.rank import metrics_of, train_rank
 from embroute.train.run_file import RUN_FILE, RunFile
 
@@ -45,7 +45,24 @@ def test_scores_are_those_of_the_last_evaluation(model: str, tmp_path: Path) -> 
 def test_other_files_need_ids_that_mean_the_same() -> None:
     run = RunFile(data="clicks.csv")
     with pytest.raises(ValueError, match="train with --ids hash"):
-        samples_to_score(run, "others.csv", "all")
+        samples_to_score(run, Wanted("others.csv", "all"))
+
+
+def test_other_files_may_have_no_label(tmp_path: Path) -> None:
+    lines = [f"{i % 2},u{i % 7},i{i % 11}" for i in range(256)]
+    known, new = tmp_path / "clicks.csv", tmp_path / "new.csv"
+    known.write_text("\n".join(["click,user,item", *lines]) + "\n")
+    new.write_text("\n".join(["user,item", *(line[2:] for line in lines)]) + "\n")
+    options = {"label": "click", "categorical": ["user", "item"], "ids": "hash", "hash_rows": 50}
+    run = RunFile(str(known), options, dim="4", hidden="8", cache="1", batch=32, workers=1)
+    run_local(1, 1, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
+    for name, given in (("a", [str(known), "--part", "all"]), ("b", [str(new), "--unlabelled"])):
+        words = ["predict", str(tmp_path), "--out", str(tmp_path / name), "--data", *given]
+        result = CliRunner().invoke(cli, words)
+        assert result.exit_code == 0, result.output
+    scores = [line.split(",")[0] for line in (tmp_path / "a").read_text().splitlines()]
+    assert (tmp_path / "b").read_text().splitlines() == scores
+    assert len(scores) == 257
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

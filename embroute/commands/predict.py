@@ -22,17 +22,19 @@ from embroute.commands.job_options import output_file
 @click.option(
     "--batch", type=click.IntRange(1), default=4096, show_default=True, help="Samples at a time."
 )
-def predict(run: Path, out: Path, data: str, part: str, batch: int) -> None:
+@click.option("--unlabelled", is_flag=True, help="--data has no label column.")
+def predict(run: Path, out: Path, data: str, part: str, batch: int, unlabelled: bool) -> None:
     """Score samples with the newest checkpoint of RUN, a folder that `embroute train` made.
 
-    The CSV has a line per sample, in the order of the data: score, and label if there is one.
+    The CSV has a line per sample, in the order of the data (of its time column, where the run
+    names one): score, and label if there is one.
     """
-    from embroute.train.predict import predictions
+    from embroute.train.predict import Wanted, predictions
 
     output_file("--out", out)
     count, partial = 0, out.with_name(out.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
-        for scores, labels in predictions(run, data, part, batch):
+        for scores, labels in predictions(run, Wanted(data, part, unlabelled), batch):
             if not count:
                 file.write("score,label\n" if len(labels) else "score\n")
             columns = [scores, labels] if len(labels) else [scores]

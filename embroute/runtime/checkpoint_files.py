@@ -126,7 +126,8 @@ def find(path: Path) -> Path:
         return path
     newest = latest(path)
     if newest is None:
-        raise ValueError(f"{path}: there is no checkpoint in this folder")
+        inside = next((f" (but in {each})" for each in path.iterdir() if latest(each)), "")
+        raise ValueError(f"{path}: there is no checkpoint in this folder{inside}")
     return newest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,17 +34,28 @@ F32 = npt.NDArray[np.float32]
 PARTS = ("held-out", "all")
 
 
-def samples_to_score(run: RunFile, data: str, part: str) -> Source:
+class Wanted(NamedTuple):
+    """Which samples to score."""
+
+    data: str = ""  # other data than the run's own
+    part: str = PARTS[0]  # of the run's own
+    unlabelled: bool = False  # whether other data has no label
+
+
+def samples_to_score(run: RunFile, wanted: Wanted) -> Source:
     """The run's held-out samples, all of its samples, or other data whose ids mean the same."""
-    if data and data != run.data:
+    data, part, reading = wanted.data, wanted.part, run.reading()
+    if wanted.unlabelled and not data:
+        raise ValueError("--unlabelled is about --data; the run's own data has a label")
+    if data and (data != run.data or wanted.unlabelled):
         in_files = run.data.partition("(")[0] not in built_in_names()
-        if in_files and run.reading().ids != "hash":
+        if in_files and reading.ids != "hash":
             raise ValueError(
                 f"--data {data}: this run numbered ids as they appear in {run.data}, other files "
                 f"would number them otherwise; train with --ids hash to score them"
             )
-        return open_source(data, run.reading())
-    source = open_source(run.data, run.reading())
+        return open_source(data, replace(reading, label=None) if wanted.unlabelled else reading)
+    source = open_source(run.data, reading)
     held_out = split(source, run.held_out)[1]
     return held_out if part == "held-out" and held_out is not None else source
 
@@ -110,14 +122,14 @@ def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
     return Scorer(model.eval(), feed, desk, store, places)
 
 
-def predictions(folder: Path, data: str, part: str, size: int) -> Iterator[tuple[F32, F32]]:
+def predictions(folder: Path, wanted: Wanted, size: int) -> Iterator[tuple[F32, F32]]:
     """Scores, and labels where the data has them, batch by batch in the order of the data."""
-    if part not in PARTS:
-        raise ValueError(f"--part must be one of {', '.join(PARTS)}, got {part!r}")
+    if wanted.part not in PARTS:
+        raise ValueError(f"--part must be one of {', '.join(PARTS)}, got {wanted.part!r}")
     if not (folder / RUN_FILE).is_file():
         raise ValueError(f"{folder}: no {RUN_FILE} here; give the folder of a run")
     run = replace(read_run_file(folder / RUN_FILE), out=str(folder))
-    source = samples_to_score(run, data, part)
+    source = samples_to_score(run, wanted)
     scorer = load_scorer(run, folder, source)
     for batch in batches(source, size):
         yield scorer.score(batch), batch.label
