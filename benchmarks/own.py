@@ -153,8 +153,8 @@ def main() -> None:
         "64, equal quotas) and rows (dc-8) over `esd(1)`; step time (edge-8, dim 512, 0.05 ms per "
         "sample, free quotas) over the best of `esd(1)`, `herald` and their `workers=fast`. Rows "
         "that nobody has trained yet are made, not pulled, by `embroute`. Second line: the runtime "
-        "moves rows beside compute for every policy; the papers of ESD and Herald have their rows "
-        "move between computes, and here they do (on any number of workers). Third: without made "
+        "moves rows beside compute for every policy; here those of ESD and Herald move between "
+        "computes only, as Herald pushes (on any number of workers). Third: without made "
         "rows. Fourth: the others with its transfers, `sync=streamed(new=made)`."
     )
     headings = ["trace", "embroute", "transmission cost", "rows moved", "step time"]

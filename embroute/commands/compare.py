@@ -11,7 +11,6 @@ from embroute.commands.job_options import (
     JobOptions,
     job_of,
     job_options,
-    policy_of,
     tell_compiling,
 )
 from embroute.commands.outputs import Outputs, output_options
@@ -20,7 +19,7 @@ from embroute.commands.sweeps import steps_bar
 from embroute.comparison import Line, bound_line, line
 from embroute.config import split_outside
 from embroute.data.open import DataOptions, open_source
-from embroute.policy.catalog import SYSTEMS, make_policy
+from embroute.policy.catalog import SYSTEMS, make_policy, policy_of
 from embroute.simulate import Job, begin, bound, choose_workers, measure
 from embroute.views.detail import Compared, Detail, Recorder
 

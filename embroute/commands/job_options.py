@@ -14,8 +14,6 @@ from embroute.cluster import PRESETS, Cluster, open_cluster
 from embroute.config import parse_number, parse_size
 from embroute.cost import OPTIMIZERS
 from embroute.data.batch import Source
-from embroute.policy.catalog import make_policy
-from embroute.policy.parts import Policy
 from embroute.policy.setup import Setup, dims
 from embroute.simulate import Job, compiled
 
@@ -136,15 +134,6 @@ def cluster_of(options: JobOptions) -> Cluster:
         compute_s_per_sample=options.compute_ms_per_sample / 1e3,
         dense_bytes=size.amount,
     )
-
-
-def policy_of(option: str, text: str) -> Policy:
-    """The policy of a name; an error says which option and which name it is about."""
-    try:
-        return make_policy(text)
-    except ValueError as error:
-        fault = str(error).removeprefix(f"--policy {text!r}: ")
-        raise ValueError(f"{option} {text!r}: {fault}") from None
 
 
 def tell_compiling() -> None:

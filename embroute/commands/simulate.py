@@ -16,11 +16,11 @@ from embroute.commands.job_options import (
     job_of,
     job_options,
     output_file,
-    policy_of,
     tell_compiling,
 )
 from embroute.cost import KIND_NAMES
 from embroute.data.open import DataOptions, open_source
+from embroute.policy.catalog import policy_of
 from embroute.simulate import StepReport, choose_workers, simulate, with_workers
 
 COLUMNS = (

@@ -279,3 +279,12 @@ def make_policy(text: str) -> Policy:
     policy = _make("policy", SYSTEMS, Call(call.name, call.args, options))
     assert isinstance(policy, Policy)
     return replace(policy, name=text, workers=workers)
+
+
+def policy_of(option: str, text: str) -> Policy:
+    """The policy of a name; an error says which option and which name it is about."""
+    try:
+        return make_policy(text)
+    except ValueError as error:
+        fault = str(error).removeprefix(f"--policy {text!r}: ")
+        raise ValueError(f"{option} {text!r}: {fault}") from None

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from embroute.cluster import Cluster, open_cluster, uniform
 from embroute.config import Size, parse_size
-from embroute.policy.catalog import DEFAULT_POLICY, make_policy
+from embroute.policy.catalog import DEFAULT_POLICY, policy_of
 from embroute.policy.parts import Policy
 from embroute.policy.setup import Setup
 from embroute.runtime.checkpoint import (
@@ -194,11 +194,7 @@ def check_device(name: str) -> None:
 
 def trainable(name: str) -> Policy:
     """A policy by name; every worker of a job takes part in it."""
-    try:
-        policy = make_policy(name)
-    except ValueError as error:
-        fault = str(error).removeprefix(f"--policy {name!r}: ")
-        raise ValueError(f"--policy {name!r}: {fault}") from None
+    policy = policy_of("--policy", name)
     if policy.workers != "all":
         raise ValueError(
             f"--policy {name!r}: workers={policy.workers} is for compare and simulate; in training "
