@@ -115,7 +115,7 @@ def _links(case: Case) -> Cluster:
     """One shard behind a fast link, all workers behind equal ones, as far as it is told."""
     cluster, rate = uniform(case.workers, 1), case.mbit * 1e6 / 8
     if not rate:
-        return cluster
+        return cluster.together() if case.policy == "in-place" else cluster
     slow = (replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts[1:])
     return replace(cluster, hosts=(cluster.hosts[0], *slow))
 

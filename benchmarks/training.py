@@ -28,6 +28,7 @@ CASES: Mapping[str, Case] = {
     "embroute in blocks, cache 100 %": Case("embroute", "dispatch=block sync=on-demand", 1.0),
     "embroute vanilla, cache 100 %": Case("embroute", "vanilla", 1.0),
     "embroute vanilla, cache 10 %": Case("embroute", "vanilla", 0.1),
+    "embroute in-place": Case("embroute", "in-place"),
     "TorchRec table-wise": Case("torchrec", "table-wise"),
     "TorchRec row-wise": Case("torchrec", "row-wise"),
 }

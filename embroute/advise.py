@@ -41,6 +41,7 @@ I64 = npt.NDArray[np.int64]
 
 YARDSTICK = "vanilla"
 # From plain ones, which decide in no time, to those that search.
+TOGETHER = ("in-place",)  # where all workers and shards are on one host
 EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)", "embroute")
 STALE = ("het(10)", "het(100)")
 REORDERED = ("fae", "scars")

@@ -82,6 +82,17 @@ class Cluster:
         """Workers by link, those with equal links by compute."""
         return np.lexsort((self.compute_s_W, -self.bytes_s_W))
 
+    @property
+    def used_hosts(self) -> set[int]:
+        """Hosts with a worker or a shard."""
+        return {*self.host_W.tolist(), *self.shards}
+
+    def together(self) -> Cluster:
+        """The same workers and shards on one host."""
+        workers = tuple(replace(worker, host=0) for worker in self.workers)
+        home = (0,) * self.num_shards
+        return replace(self, hosts=self.hosts[:1], workers=workers, shards=home, coordinator=0)
+
     def only(self, workers: Sequence[int]) -> Cluster:
         """The same cluster with some of its workers, in the given order."""
         return replace(self, workers=tuple(self.workers[w] for w in workers))

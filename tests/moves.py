@@ -1,4 +1,4 @@
-"""The transfers of plans, one by one, and what a replay of them remembers."""
+"""The transfers of plans, one by one, what a replay of them remembers, and its complaints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from typing import NamedTuple
 from embroute.kernels.transfers import Transfers
 
 Key = tuple[int, int]  # (worker, row)
+
+
+class LawBrokenError(AssertionError):
+    """A law that a plan breaks."""
+
+
+def demand(truth: bool, *message: object) -> None:
+    """Complain unless it is true."""
+    if not truth:
+        raise LawBrokenError(" ".join(map(str, message)))
 
 
 class Transfer(NamedTuple):

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embroute.cluster import Cluster, uniform
+from embroute.cluster import Cluster
 from embroute.cost import Traffic
 from embroute.kernels.transfers import empty_counts, tally
 from embroute.policy.catalog import make_policy
 from embroute.policy.plan import Plan, drain, traffic
 from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
-from embroute.runtime.job import Settings
+from embroute.runtime.job import Settings, supposed
 from embroute.runtime.tensor_feed import Layer, TensorFeed
 from tests.jobs import BATCH, SIZES, WIDTHS, Batch, Result, lookups, new_model, size_of
 
@@ -46,7 +46,7 @@ class Promise(NamedTuple):
 
 def _cluster(settings: Settings, topology: tuple[int, int]) -> Cluster:
     """The network that a job is told, or the one it supposes; the dense part is the model's."""
-    told = settings.get("network", uniform(*topology))
+    told = settings.get("network", supposed(make_policy(settings["policy"]), *topology))
     assert isinstance(told, Cluster)
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3 or told.compute_s_per_sample
     dense_bytes = sum(p.numel() * ITEM_BYTES for p in new_model().top.parameters())

@@ -18,17 +18,7 @@ from embroute.kernels.transfers import Transfers
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan
 from embroute.policy.setup import Setup
-from tests.moves import Copy, Key, Memory, Transfer, unpack
-
-
-class LawBrokenError(AssertionError):
-    """A law that a plan breaks."""
-
-
-def demand(truth: bool, *message: object) -> None:
-    """Complain unless it is true."""
-    if not truth:
-        raise LawBrokenError(" ".join(map(str, message)))
+from tests.moves import Copy, Key, LawBrokenError, Memory, Transfer, demand, unpack
 
 
 class Referee:
@@ -47,6 +37,7 @@ class Referee:
         # Of the step being replayed: (worker, row) of look-ups, and the mode of each touch.
         self.looked_up: set[Key] = set()
         self.touched: dict[Key, int] = {}
+        self.begun: list[Key] = []
         self._count()
 
     def watch(self, plan: Plan) -> None:
@@ -56,6 +47,9 @@ class Referee:
         self.looked_up = self._lookups(plan)
         self._modes(plan)
         self._last_pushes_timely()
+        if self.policy.sync.in_place:
+            self.before = self._in_place(plan)
+            return
         self._returns(plan)
         landing = self._evictions(plan)
         pulled = self._pulls(plan)
@@ -68,6 +62,33 @@ class Referee:
             self._merge(row, unsent, clock)
         self._drops()
         self.before = memory
+
+    def _in_place(self, plan: Plan) -> Memory:
+        """Every worker reads the shards' rows themselves; who is alone writes them too."""
+        moved = [*unpack(plan.returns), *unpack(plan.evictions), *unpack(plan.pulls)]
+        demand(not moved, "a copy moves", moved)
+        memory, bits = Memory({row for _, row in self.touched}), dict[Key, int]()
+        for row in memory.rows:
+            demand(self.shard[row] == self.all_updates(row), "law 3: row", row)
+        for key in sorted(self.looked_up):
+            bits[key] = 1 << self.made[key[1]]
+            self.made[key[1]] += 1
+        for move in unpack(plan.updates):
+            key = (move.worker, move.row)
+            demand(self.touched.get(key) == codes.SHARED, "pushed without cause", move)
+            demand(move.record == codes.GRADIENT, "not a gradient", move)
+            self.shard[move.row] |= bits.pop(key)
+            self._leave(move, codes.UPDATE_PUSH, memory)
+        for key, bit in bits.items():
+            demand(self.touched[key] == codes.EXCLUSIVE, "law 2: a gradient stays", key)
+            self.shard[key[1]] |= bit
+        return memory
+
+    def _leave(self, move: Transfer, kind: int, memory: Memory) -> None:
+        """An update is on its way after the step."""
+        self._add(move, kind)
+        demand(move.phase in (codes.URGENT, codes.LAZY), "phase of", move)
+        (memory.urgent if move.phase == codes.URGENT else memory.lazy).add(move.row)
 
     def finish(self, home: Transfers, samples: list[int]) -> None:
         """The end of the data: all samples trained once, and a drain brings every update home."""
@@ -367,9 +388,7 @@ class Referee:
             else:
                 self._home(move)
             evicted = key in self.dropped and move.record != codes.GRADIENT
-            self._add(move, codes.EVICT_PUSH if evicted else codes.UPDATE_PUSH)
-            demand(move.phase in (codes.URGENT, codes.LAZY), "phase of", move)
-            (memory.urgent if move.phase == codes.URGENT else memory.lazy).add(move.row)
+            self._leave(move, codes.EVICT_PUSH if evicted else codes.UPDATE_PUSH, memory)
         kept = {key for key in bits if self.touched[key] == codes.SHARED} - pushed
         demand(not kept, "law 2: gradients of shared rows stay", kept)
         return memory

@@ -153,9 +153,21 @@ def test_the_command_writes_a_run_file(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
     run = read_run_file(out)
-    assert run.policy in ("nocache", "vanilla", "bagpipe", "herald", "esd(1)", "embroute")
+    plain = ("nocache", "vanilla", "bagpipe", "herald", "esd(1)")
+    assert run.policy in (*plain, "embroute(effort=auto)")
     assert run.workers in (2, 4)
     assert run.cluster().num_workers == run.workers
+
+
+def test_one_machine_is_advised_to_train_in_place(tmp_path: Path) -> None:
+    out, network = tmp_path / "run.yaml", tmp_path / "box.yaml"
+    network.write_text("hosts: {box: {link: 1 gbit}}\nworkers: [box, box]\nshards: [box]\n")
+    arguments = ["--network", str(network), "--batch", "64", "--memory-per-worker", "60MB"]
+    arguments += ["--compute-ms-per-sample", "0.01", "--out", str(out)]
+    result = CliRunner().invoke(cli, ["advise", *arguments])
+    assert result.exit_code == 0, result.output
+    run = read_run_file(out)
+    assert (run.policy, run.workers) == ("in-place", 2)
 
 
 def test_a_target_that_cannot_be_met_is_an_error() -> None:

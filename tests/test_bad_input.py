@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from embroute.cli import main
+from embroute.cluster import uniform
 from embroute.runtime.checkpoint_files import latest, read_manifest, verify
 from embroute.runtime.job import Settings
-from embroute.runtime.local import run_local
+from embroute.runtime.local import LocalMail, run_local
 from embroute.train.run_file import RunFile, read_run_file
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
 
@@ -223,6 +224,28 @@ def test_settings_of_prepare(tmp_path: Path) -> None:
         settings[name] = value  # type: ignore[literal-required]
         with pytest.raises(ValueError, match=re.escape(message)):
             run(settings, stream)
+
+
+def test_in_place_is_for_one_machine() -> None:
+    stream = batches(2, 3)
+    fault = "policy in-place: rows are trained where the shards keep them, so all workers and"
+    settings = settings_of("in-place", 2)
+    with pytest.raises(ValueError, match=re.escape(f"{fault} shards must share one host")):
+        run(settings | {"network": uniform(2, 1)}, stream)
+    with pytest.raises(ValueError, match="with policy in-place no row travels"):
+        run(settings | {"debug": "versions"}, stream)
+    nodes = {"a": ["coordinator", "shard0", "worker0"], "b": ["worker1"]}
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        RunFile(policy="in-place", nodes=nodes)
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        RunFile(policy="in-place", workers=2, network="edge-2")
+    assert len(RunFile(policy="in-place", workers=2).cluster().used_hosts) == 1
+
+
+def test_in_place_needs_memory_in_common(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(LocalMail, "common_memory", lambda mail, size: None)
+    with pytest.raises(ValueError, match="policy in-place: shards and workers share no memory"):
+        run(settings_of("in-place", 2), batches(2, 3))
 
 
 def launch(*command: str, folder: Path, shell: str = "") -> tuple[int, str]:

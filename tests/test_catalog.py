@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +86,28 @@ def test_every_system_with_every_option(text: str) -> None:
     policy = make_policy(text)
     assert policy.name == text
     assert policy.workers == "all"
-    measure_named(text, job_of())
+    job = job_of()
+    if policy.sync.in_place:
+        job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
+    measure_named(text, job)
+
+
+def test_in_place_refuses_several_hosts() -> None:
+    fault = "policy in-place: rows are trained where the shards keep them, so all workers and "
+    fault += "shards must share one host; the network has them on 5"
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        measure_named("in-place", job_of())
+
+
+def test_in_place_moves_gradients_of_shared_rows_alone() -> None:
+    job = job_of("adagrad")
+    job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
+    for step in simulate(make_policy("in-place"), job):
+        rows_I = step.traffic.rows_WKIP.sum((0, 1, 3)).tolist()
+        assert rows_I[:2] == [0, 0]
+        assert rows_I[2] > 0
+        assert rows_I[3] == 0
+        assert step.time.total_s == 0
 
 
 @pytest.mark.parametrize("text", PART_TEXTS)
@@ -145,7 +166,7 @@ def test_promises() -> None:
     assert make_policy("het").sync.bound == 100
 
 
-NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, unbounded"
+NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-place, unbounded"
 
 
 @pytest.mark.parametrize(

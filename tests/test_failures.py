@@ -95,9 +95,9 @@ def assert_same(mine: Path, other: Path) -> None:
         np.testing.assert_array_equal(array, its[name], err_msg=name)
 
 
-def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]]) -> str:
+def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]], *more: str) -> str:
     """Kill ranks, each some time after a new checkpoint; the launcher starts all of them again."""
-    run = start(folder, "--restarts", str(len(kills)), "--peer-timeout", "15")
+    run = start(folder, "--restarts", str(len(kills)), "--peer-timeout", "15", *more)
     seen: Path | None = None
     for name, delay_s in kills:
         wait_for_checkpoint(run, folder, seen)
@@ -117,6 +117,13 @@ def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]]) -> str:
 def test_a_killed_rank_is_restarted_and_the_result_is_the_same(whole: Path, tmp_path: Path) -> None:
     kill_and_resume(tmp_path, [("shard0", 0.1)])
     assert_same(tmp_path, whole)
+
+
+def test_so_is_one_that_trains_rows_in_place(tmp_path: Path) -> None:
+    code, output = finish(start(tmp_path / "whole", "--policy", "in-place"))
+    assert code == 0, output
+    kill_and_resume(tmp_path / "cut", [("worker1", 0.05)], "--policy", "in-place")
+    assert_same(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_everyone_ends_when_a_rank_dies(tmp_path: Path) -> None:

@@ -20,13 +20,20 @@ from tests.promises import assert_kept, promise
 ROOT = Path(__file__).parent.parent
 # Every policy and every optimizer, and most pairs of them, over three topologies.
 JOBS = {
-    (2, 1): ["vanilla@sgd", "esd(1)@adagrad", "herald@adam", "bagpipe(3)@rowwise-adagrad"],
+    (2, 1): [
+        "vanilla@sgd",
+        "esd(1)@adagrad",
+        "herald@adam",
+        "bagpipe(3)@rowwise-adagrad",
+        "in-place@sgd",
+    ],
     (3, 2): [
         "esd(1)@rowwise-adagrad",
         "nocache@adam",
         "dispatch=esd sync=on-demand evict=clairvoyant(3)@sgd",
         "dispatch=herald sync=write-through evict=lfu@adagrad",
         "dispatch=esd sync=streamed@adam",
+        "in-place@adagrad",
     ],
     (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "embroute@sgd"],
 }

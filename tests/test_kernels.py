@@ -19,7 +19,7 @@ from embroute.kernels.caches import (
 )
 from embroute.kernels.distinct import distinct, number
 from embroute.kernels.memory import places
-from embroute.kernels.orders import Spots, locate
+from embroute.kernels.orders import Spots, home, locate
 from embroute.kernels.places import name_gradients, number_touches, renumber
 from embroute.kernels.rows import Bags, merge, pool, spread
 from embroute.kernels.touches import Lookups, Touches, group, touches
@@ -247,6 +247,9 @@ def test_locate(seed: int) -> None:
     guess_G = np.searchsorted(first_T, np.arange(0, len(rows) + 1, 1 << shift), side="right") - 1
     spots = Spots(first_T, before_KT, guess_G.astype(np.int32), shift, np.zeros((1, 1), np.int64))
     np.testing.assert_array_equal(locate(rows, spots), expected)
+    arena_N, first_KA = rng.integers(0, 3, len(rows), np.uint8), rng.integers(0, 99, (shards, 3))
+    expected += first_KA[rows % shards, arena_N]
+    np.testing.assert_array_equal(home(rows, arena_N, spots, first_KA), expected)
 
 
 @few

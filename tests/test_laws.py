@@ -22,7 +22,8 @@ from embroute.policy.plans import rehearsed
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
 from tests.jobs import slow_shards
-from tests.referee import Referee, demand
+from tests.moves import demand
+from tests.referee import Referee
 from tests.workloads import Workload, draw_batches, long_workload, one_row_each, star, workloads
 
 Arrays = dict[str, npt.NDArray[np.float64]]  # of any type

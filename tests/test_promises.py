@@ -40,6 +40,7 @@ POLICIES = [
     "esd(0.5)",
     "esd(1)",
     "embroute",
+    "in-place",
     "fae(hot=0.4)",
     "fae(hot=0.4, rate=25, buffer=8)",
     "scars(hot=0.3)",

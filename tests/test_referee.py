@@ -16,7 +16,8 @@ from embroute.policy.laws import check
 from embroute.policy.parts import Policy
 from embroute.policy.plan import Plan, PlanError, drain
 from embroute.policy.state import State
-from tests.referee import LawBrokenError, Referee
+from tests.moves import LawBrokenError
+from tests.referee import Referee
 from tests.workloads import long_workload
 
 Mutation = Callable[[Plan], Plan | None]
@@ -94,6 +95,21 @@ def slots(exchange: bool) -> Mutation:
     return mutate
 
 
+def alone(plan: Plan) -> Plan | None:
+    """A row that several touch is left to one of them to update."""
+    shared = np.flatnonzero(plan.decision.mode_T == codes.SHARED)
+    if not len(shared):
+        return None
+    decision = plan.decision
+    mode_T, push_T = decision.mode_T.copy(), decision.push_T.copy()
+    mode_T[shared[0]], push_T[shared[0]] = codes.EXCLUSIVE, codes.NOTHING
+    return replace(
+        plan,
+        decision=decision._replace(mode_T=mode_T, push_T=push_T),
+        updates=cut(plan.updates),
+    )
+
+
 def other_worker(plan: Plan) -> Plan:
     """The last worker's samples are said to be the first's."""
     return replace(plan, worker_S=np.where(plan.worker_S == 3, 0, plan.worker_S).astype(np.int32))
@@ -125,6 +141,12 @@ FAULTS = [
     ("vanilla", relabel("updates", "phase", URGENT, LAZY), "lazy but needed", ""),
     ("vanilla", relabel("updates", "phase", LAZY, URGENT), "urgent but not needed", ""),
     ("esd", relabel("pulls", "record", STATE, BARE), "record", ""),
+    ("in-place", lose("updates"), "law 2", ""),
+    ("in-place", alone, "has modes", "updates in place"),
+    ("in-place", other_worker, "look-ups without|grouped", ""),
+    ("in-place", nobody, "grouped|no such worker", "every sample once"),
+    ("in-place", relabel("updates", "phase", URGENT, LAZY), "lazy but needed", ""),
+    ("in-place", relabel("updates", "phase", LAZY, URGENT), "urgent but not needed", ""),
     ("fae(hot=0.2)", lose("returns"), "law 2|law 3|old value", ""),
     ("scars(hot=0.1)", lose("pulls"), "lacks row|finds row", ""),
 ]

@@ -80,6 +80,7 @@ def same(first: Trained, second: Trained) -> None:
         "esd(1)",
         "bagpipe(3)",
         "embroute(effort=200)",
+        "in-place",
         "het(4)",
         "fae(hot=0.5, buffer=8)",
         "scars(hot=0.3)",
@@ -130,6 +131,18 @@ def test_another_topology_continues_exactly(topology: tuple[int, int], tmp_path:
     settings["cache"] = 1.0
     resumed = run(settings, topology, stream)
     gathered(resumed, *topology).assert_equal(plain_cached("adagrad", 3, STEPS))
+
+
+@pytest.mark.parametrize(("first", "second"), [("in-place", "embroute"), ("embroute", "in-place")])
+def test_in_place_goes_on_from_any_policy_and_any_from_it(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    """Rows trained in place are known as trained: a policy that makes new rows makes none anew."""
+    stream = batches(3, STEPS)
+    with pytest.raises(PowerCutError):
+        run(saving(first, 3, tmp_path), (3, 2), Failing(stream, 52))
+    resumed = run(saving(second, 2, tmp_path), (2, 1), stream)
+    gathered(resumed, 2, 1).assert_equal(plain_cached("adagrad", 3, STEPS))
 
 
 def test_a_run_without_checkpoints_is_not_changed_by_them(tmp_path: Path) -> None:

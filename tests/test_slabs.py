@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import product
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def connected(opened: ExitStack) -> tuple[StreamChannel, StreamChannel]:
 
 def near(opened: ExitStack) -> tuple[SlabMail, SlabMail]:
     shard, worker = connected(opened)
-    return offer(shard), take_offer(worker, 20.0)
+    return offer("shard0", shard), take_offer("worker0", worker, 20.0)
 
 
 def content(size: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -108,8 +109,8 @@ def test_what_was_not_released_is_not_written_over(opened: ExitStack) -> None:
 def test_a_lost_peer_is_met_by_the_wait(opened: ExitStack) -> None:
     shard, worker = connected(opened)
     with ThreadPoolExecutor(1) as pool:
-        taking = pool.submit(take_offer, worker, 20.0)
-        mail = offer(shard)
+        taking = pool.submit(take_offer, "worker0", worker, 20.0)
+        mail = offer("shard0", shard)
         taking.result(60)
     arriving = mail.post([], [("worker0", 10)])
     worker.close()
@@ -117,6 +118,34 @@ def test_a_lost_peer_is_met_by_the_wait(opened: ExitStack) -> None:
         arriving.wait()
     with pytest.raises(LostPeerError, match="lost worker0"):
         mail.post([mail.room("worker0", 10)], []).wait()
+
+
+def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
+    ranks = {
+        name: dict[str, socket.socket]() for name in ("shard0", "shard1", "worker0", "worker1")
+    }
+    for shard, worker in product(("shard0", "shard1"), ("worker0", "worker1")):
+        ends = socket.socketpair()
+        for end in ends:
+            end.setblocking(False)
+        ranks[shard][worker], ranks[worker][shard] = ends
+    channels = {name: StreamChannel(sockets) for name, sockets in ranks.items()}
+    for channel in channels.values():
+        opened.callback(channel.close)
+    shards = [offer(name, channels[name]) for name in ("shard0", "shard1")]
+    workers = [take_offer(name, channels[name], 20.0) for name in ("worker0", "worker1")]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(mail.common_memory, 5000) for mail in (*workers, *shards)]
+        found = [task.result(60) for task in asked]
+    for number, memory in enumerate(found):
+        assert memory is not None
+        assert len(memory) == 5000
+        memory[number] = number + 1
+    assert all(m is not None and m[:5].tolist() == [1, 2, 3, 4, 0] for m in found)
+
+
+def test_connections_to_other_hosts_have_no_memory_in_common(opened: ExitStack) -> None:
+    assert CopiedMail(connected(opened)[0]).common_memory(100) is None
 
 
 def test_nothing_is_left_in_the_file_system(opened: ExitStack) -> None:

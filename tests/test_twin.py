@@ -49,6 +49,7 @@ EXACT = [
     "esd(1)",
     "bagpipe(3)",
     "embroute(effort=200)",
+    "in-place",
     "dispatch=esd sync=on-demand evict=clairvoyant(3)",
     "dispatch=herald sync=write-through evict=lfu",
     "unbounded(of=esd(0.5))",

@@ -39,8 +39,11 @@ class Workload:
         return replace(self, setup=replace(self.setup, cache=cache))
 
     def start(self, policy: Policy) -> State:
-        """The empty state of a run of this workload."""
-        return start(policy, self.setup, self.counts_R if policy.regroup else None)
+        """The empty state of a run of this workload, on one host if the policy wants that."""
+        setup = self.setup
+        if policy.sync.in_place:
+            setup = replace(setup, cluster=setup.cluster.together())
+        return start(policy, setup, self.counts_R if policy.regroup else None)
 
     def plans(self, policy: Policy, state: State) -> Iterator[Step]:
         """The plans of this workload, one step after the other."""

@@ -20,6 +20,7 @@ from embroute.advise import (
     FULL,
     REORDERED,
     STALE,
+    TOGETHER,
     Advice,
     Choice,
     Tick,
@@ -32,7 +33,7 @@ from embroute.advise import (
     only_fast,
     stages,
 )
-from embroute.cluster import PRESETS, open_cluster, write_cluster
+from embroute.cluster import PRESETS, Cluster, open_cluster, write_cluster
 from embroute.commands.data import reported
 from embroute.commands.data_options import data_options
 from embroute.commands.job_options import output_file, tell_compiling
@@ -42,10 +43,12 @@ from embroute.cost import OPTIMIZERS, sum_share_W
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions, open_source
 from embroute.kernels.codes import VALUE_STATE
+from embroute.policy.catalog import DEFAULT_POLICY
 from embroute.policy.setup import Setup, dims
 from embroute.simulate import Outcome
 
 SHOWN = 6
+PACED = {"embroute": DEFAULT_POLICY}  # deciding keeps up with training, whatever the machine
 
 
 def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
@@ -208,9 +211,11 @@ class Asked:
         """A preset with its number of workers, or a file."""
         return f"{self.network}-8" if self.network in PRESETS else self.network
 
-    def policies(self) -> tuple[str, ...]:
-        """Those that may be used, and can train with the optimizer."""
-        allowed = EXACT + (STALE if self.allow_stale and self.optimizer != "adam" else ())
+    def policies(self, cluster: Cluster) -> tuple[str, ...]:
+        """Those that may be used on the network, and can train with the optimizer."""
+        one_host = len(cluster.used_hosts) == 1
+        stale = self.allow_stale and self.optimizer != "adam"
+        allowed = (TOGETHER if one_host else ()) + EXACT + (STALE if stale else ())
         return allowed + (REORDERED if self.allow_reorder else ())
 
     def wish(self, source: Source) -> Wish:
@@ -228,7 +233,7 @@ class Asked:
             self.memory_bytes(),
             batches,
             worker_counts(self.workers, cluster.num_workers),
-            self.policies(),
+            self.policies(cluster),
         )
 
 
@@ -246,7 +251,7 @@ def write_run(path: Path, choice: Choice, asked: Asked) -> None:
         data_options=asked.data_options.changed(),
         model=asked.model,
         dim=asked.dim,
-        policy=choice.policy,
+        policy=PACED.get(choice.policy, choice.policy),
         cache=f"{choice.cache_rows}rows",
         batch=choice.batch // len(choice.workers),
         optimizer=asked.optimizer,

@@ -89,7 +89,7 @@ def _take_slots(
 
 
 @kernel
-def _numbers(cells: Cells, rows_U: I64, touches: Touches, number_U: I32) -> I32:
+def number_rows(cells: Cells, rows_U: I64, touches: Touches, number_U: I32) -> I32:
     """The numbers of the step's rows, after those touched for the first time got theirs."""
     out_U, first_U = number_U.copy(), touches.first_U
     new = places((number_U == 0) & (first_U[:-1] < first_U[1:]))
@@ -124,7 +124,7 @@ def settle(
 ) -> None:
     """Victims leave, missing rows take their slots, and the cells of the step's rows are set."""
     _take_slots(caches, rows, touches, decision.need_T, placement)
-    number_U = _numbers(caches.cells, rows.rows_U, touches, found.number_U)
+    number_U = number_rows(caches.cells, rows.rows_U, touches, found.number_U)
     cell_NW, only_U, slot_T = caches.cells.cell_NW, found.only_U, placement.slot_T
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     mode_T, push_T = decision.mode_T, decision.push_T

@@ -124,6 +124,16 @@ def find(cells: Cells, rows_U: I64) -> Found:
     return Found(number_U, copies_UW, only_U)
 
 
+@kernel
+def numbers(cells: Cells, rows_U: I64) -> I32:
+    """Numbers of the given rows."""
+    out_U = np.empty(len(rows_U), np.int32)
+    for u in range(len(rows_U)):
+        prefetch(cells.number_R, (rows_U[min(u + AHEAD, len(rows_U) - 1)],))
+        out_U[u] = cells.number_R[index(rows_U[u])]
+    return out_U
+
+
 # Marks of a slot, scratch of one planning; those of earlier plannings fade by themselves.
 TOUCHED, RETURNED = 1, 2
 _SHIFT = 2

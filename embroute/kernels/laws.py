@@ -14,6 +14,7 @@ from embroute.kernels.codes import (
     DIRTY,
     EXCLUSIVE,
     FRESH,
+    GRADIENT,
     HIT,
     LOCAL,
     MARK,
@@ -22,6 +23,7 @@ from embroute.kernels.codes import (
     NOTHING,
     REPLICA,
     SEVERAL,
+    SHARED,
     SLOT_MASK,
     START,
     UNHELD,
@@ -59,6 +61,22 @@ def slots_apart(caches: Caches, arena_U: U8, touches: Touches, slot_T: I32) -> i
             if taken[place] != 0:
                 return t
             taken[place] = slot + 1
+    return -1
+
+
+@kernel
+def updates_apart(touches: Touches, decision: Decision) -> int:
+    """Laws 2 and 3 in place: a row's only toucher updates it, gradients of several are pushed."""
+    first_U, of_row_T = touches.first_U, touches.of_row_T
+    mode_T, push_T = decision.mode_T, decision.push_T
+    for u in range(len(first_U) - 1):
+        alone = first_U[u + 1] - first_U[u] == 1
+        for i in range(first_U[u], first_U[u + 1]):
+            t = index(of_row_T[i])
+            spot = (mode_T[t] == EXCLUSIVE) & (push_T[t] == NOTHING)
+            away = (mode_T[t] == SHARED) & (push_T[t] == GRADIENT)
+            if not (spot if alone else away) or decision.need_T[t] != HIT:
+                return int(t)
     return -1
 
 

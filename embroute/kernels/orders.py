@@ -85,6 +85,17 @@ def locate(row_N: I64, spots: Spots) -> I64:
 
 
 @kernel
+def home(row_N: I64, arena_N: U8, spots: Spots, first_KA: I64) -> I32:
+    """Number of each row in its arena, all shards' rows one after the other."""
+    shards = len(spots.before_KT)
+    out = np.empty(len(row_N), np.int32)
+    for i in range(len(row_N)):
+        shard = row_N[i] % shards if shards > 1 else 0
+        out[i] = first_KA[shard, index(arena_N[i])] + _at_shard(spots, row_N[i])
+    return out
+
+
+@kernel
 def enter(part: Transfers, time_N: U8, spots: Spots, out: Entries, start: int) -> None:
     """Write a list of transfers into the entries from `start` on."""
     shards = len(spots.before_KT)

@@ -28,6 +28,7 @@ from embroute.policy.regroup.hot_cold import Schedule, regroup
 from embroute.policy.regroup.hot_set import by_count, by_theory
 from embroute.policy.state import State
 from embroute.policy.sync.bounded import bounded
+from embroute.policy.sync.in_place import in_place
 from embroute.policy.sync.on_demand import on_demand, streamed, until_last_use
 from embroute.policy.sync.reduced import reduced
 from embroute.policy.sync.replicated import always_replicated, swapped
@@ -226,6 +227,11 @@ SYSTEMS: Mapping[str, Entry] = {
         _embroute,
         ("effort", "ahead", "objective", "quotas", "floor", "ceiling", "new"),
         "our own: rows as workers share them",
+    ),
+    "in-place": Entry(
+        lambda o: Policy("in-place", block(), in_place(), lru()),
+        (),
+        "one machine: rows trained in memory that all workers share",
     ),
     "unbounded": Entry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
 }

@@ -9,7 +9,15 @@ import numpy.typing as npt
 
 from embroute.cost import step_time
 from embroute.data.window import Window
-from embroute.kernels.apply import clean, count_lookups, drop, remember, settle, tick
+from embroute.kernels.apply import (
+    clean,
+    count_lookups,
+    drop,
+    number_rows,
+    remember,
+    settle,
+    tick,
+)
 from embroute.kernels.caches import (
     RETURNED,
     Caches,
@@ -34,6 +42,7 @@ from embroute.kernels.transfers import (
     updates,
 )
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
+from embroute.policy.in_place import plan_in_place, unheld
 from embroute.policy.laws import check
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
 from embroute.policy.plan import (
@@ -138,7 +147,8 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, Dealing]
     """Deal the samples and list the touches."""
     extra = policy.sync.extra(window, state)
     rows = _step_rows(window, extra, state)
-    found = find(state.caches.cells, rows.rows_U)
+    in_place = policy.sync.in_place
+    found = (unheld if in_place else find)(state.caches.cells, rows.rows_U)
     now = window.now
     quotas_W = state.setup.quotas(len(now.batch))
     seen = found
@@ -159,6 +169,10 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
     scene, dealing = _look(policy, window, state)
     decision = policy.sync.decide(scene)
+    if policy.sync.in_place:
+        plan = plan_in_place(scene, dealing, decision)
+        check(plan, state, policy)
+        return plan
     caches: Caches = state.caches
     caches.planning[0] += 1
     rows, touched = scene.rows, scene.touches
@@ -195,6 +209,10 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
 def advance(state: State, plan: Plan) -> None:
     """Carry a plan out on the state. Only this and `bring_home` change it."""
     caches, rows, touched = state.caches, plan.rows, plan.touches
+    if plan.in_place:
+        number_rows(caches.cells, rows.rows_U, touched, plan.found.number_U)
+        state.step = plan.step + 1
+        return
     if len(caches.clock_R):
         pushed = (plan.returns, plan.evictions)
         tick(caches, rows, touched, plan.decision, plan.placement, pushed)

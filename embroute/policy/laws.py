@@ -11,6 +11,7 @@ from embroute.kernels.laws import (
     shard_clocks,
     slots_apart,
     touches_lawful,
+    updates_apart,
     updates_home,
 )
 from embroute.policy.parts import Policy
@@ -21,6 +22,10 @@ from embroute.policy.state import State
 def check(plan: Plan, state: State, policy: Policy) -> None:
     """Raise PlanError if the plan breaks a law."""
     _every_sample_once(plan, state, policy)
+    if plan.in_place:
+        bad = updates_apart(plan.touches, plan.decision)
+        _demand(policy, plan, "3 (updates in place)", bad)
+        return
     caches, rows, touches = state.caches, plan.rows, plan.touches
     caches.planning[0] += 1  # marks of its own: what the plan says counts, not how it was made
     planning, slot_T = int(caches.planning[0]), plan.placement.slot_T

@@ -129,6 +129,7 @@ class Sync:
     record: int = VALUE_STATE  # what comes home from a copy with unpushed updates
     bound: int = 0  # updates a read may miss; 0 is exact
     caches: bool = True  # whether copies outlive their step
+    in_place: bool = False  # whether rows are read and trained where the shards keep them
     replicates: bool = False
     streams: bool = False  # urgent pushes and late pulls move in parts, beside each other
     makes: bool = False  # workers make the initial values of rows that nobody has trained yet

@@ -45,6 +45,7 @@ class Plan:
     replica_UW: npt.NDArray[np.int32]  # slots at all workers of the rows in replicated_U
     outlook: Outlook | None  # what the dispatch will want to know in the next step
     counted: Traffic | None = None  # what it moves, where that says in how many parts
+    in_place: bool = False  # rows have no slots: they are read and trained at the shards
 
     @property
     def slot_of_lookup(self) -> npt.NDArray[np.int32]:

@@ -10,6 +10,7 @@ from itertools import chain, islice
 import numpy as np
 import numpy.typing as npt
 
+from embroute.cluster import Cluster
 from embroute.config import Size
 from embroute.cost import step_time
 from embroute.data.batch import Batch
@@ -54,6 +55,9 @@ def _empty(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None 
             f"--optimizer {setup.optimizer}: {policy.name} merges deltas, and deltas of "
             f"{setup.optimizer} do not add up; use sgd, adagrad or rowwise-adagrad"
         )
+    check_hosts(policy, setup.cluster)
+    if policy.sync.in_place:
+        setup = replace(setup, cache=Size(0.0, "share"))
     if policy.unbounded:
         setup = replace(setup, cache=Size(1.0, "share"))
     if policy.regroup is None:
@@ -61,6 +65,15 @@ def _empty(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None 
     if counts_R is None:
         raise ValueError(f"{policy.name} needs access counts to choose its hot rows")
     return empty_state(setup, policy.needs, policy.regroup.choose_hot(counts_R, setup))
+
+
+def check_hosts(policy: Policy, cluster: Cluster) -> None:
+    """Refuse a network on which workers cannot reach the memory that a policy wants them to."""
+    if policy.sync.in_place and len(cluster.used_hosts) > 1:
+        raise ValueError(
+            f"policy {policy.name}: rows are trained where the shards keep them, so all workers "
+            f"and shards must share one host; the network has them on {len(cluster.used_hosts)}"
+        )
 
 
 def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:

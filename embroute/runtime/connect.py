@@ -88,7 +88,9 @@ def _mail(name: str, layout: Layout, rows: Channel) -> Mail:
     store.set(f"near/{name}", str(is_near(rows)))
     if not all(store.get(f"near/{other}") == str(True).encode() for other in others):
         return CopiedMail(rows)
-    return offer(rows) if name.startswith("shard") else take_offer(rows, CONNECT_S)
+    if name.startswith("shard"):
+        return offer(name, rows)
+    return take_offer(name, rows, CONNECT_S)
 
 
 def _job_store(timeout_s: float, host_it: bool = False) -> PrefixStore:

@@ -130,11 +130,19 @@ class Hub:
     boxes: dict[tuple[str, str, str], queue.SimpleQueue[Bytes | None]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     broken: threading.Event = field(default_factory=threading.Event)
+    common: list[Bytes] = field(default_factory=list)
 
     def box(self, channel: str, source: str, goal: str) -> queue.SimpleQueue[Bytes | None]:
         """Messages on their way from one rank to another."""
         with self.lock:
             return self.boxes.setdefault((channel, source, goal), queue.SimpleQueue())
+
+    def memory(self, size: int) -> Bytes:
+        """Zeros that every rank gets who asks."""
+        with self.lock:
+            if not self.common:
+                self.common.append(np.zeros(size, np.uint8))
+            return self.common[0]
 
     def abort(self) -> None:
         """Wake every rank that waits: one of them failed."""

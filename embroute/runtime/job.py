@@ -18,6 +18,7 @@ from embroute.cluster import Cluster, open_cluster, uniform
 from embroute.config import Size, parse_size
 from embroute.policy.catalog import DEFAULT_POLICY, policy_of
 from embroute.policy.parts import Policy
+from embroute.policy.plans import check_hosts
 from embroute.policy.setup import Setup
 from embroute.runtime.checkpoint import (
     Stateful,
@@ -158,17 +159,20 @@ def describe(
         raise ValueError(f"decay= must be at least 0, got {decay:g}")
     rows, rate = _take_out(weights, optimizers, decay)
     policy = trainable(settings.get("policy", DEFAULT_POLICY))
-    cluster = _cluster(seat, settings, _dense_bytes(model, weights))
+    cluster = _cluster(policy, seat, settings, _dense_bytes(model, weights))
     setup = Setup(
         feed.schema,
         cluster,
         widths,
         optimizer=rows.name,
-        cache=Size(1.0, "share") if policy.unbounded else _size(settings),
+        cache=_room(policy, settings),
         shares=settings.get("quotas", ()) or _known_shares(policy, cluster),
         seed=settings.get("seed", 0),
         seeded="tables" not in settings and all(weight.is_meta for weight in weights),
     )
+    check_hosts(policy, cluster)
+    if policy.sync.in_place and settings.get("debug") == "versions":
+        raise ValueError(f"debug='versions': with policy {policy.name} no row travels with one")
     _check(setup, seat)
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)
     desk = Desk(setup.arenas, arena_of_table, settings.get("device", "cpu"))
@@ -203,9 +207,16 @@ def trainable(name: str) -> Policy:
     return policy
 
 
-def _cluster(seat: Seat, settings: Settings, dense_bytes: float) -> Cluster:
+def supposed(policy: Policy, num_workers: int, num_shards: int, num_nodes: int = 1) -> Cluster:
+    """What a policy is told of a network that nobody describes."""
+    cluster = uniform(num_workers, num_shards)
+    return cluster.together() if policy.sync.in_place and num_nodes == 1 else cluster
+
+
+def _cluster(policy: Policy, seat: Seat, settings: Settings, dense_bytes: float) -> Cluster:
     """What the policy knows of the network, and of what a step does beside rows."""
-    network = settings.get("network", uniform(seat.num_workers, seat.num_shards))
+    nodes = len(settings.get("nodes", ("here",)))
+    network = settings.get("network", supposed(policy, seat.num_workers, seat.num_shards, nodes))
     cluster = open_cluster(network) if isinstance(network, str) else network
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3
     return replace(
@@ -229,8 +240,15 @@ def _known_shares(policy: Policy, cluster: Cluster) -> tuple[float, ...]:
     return tuple(1 / worker.slowness for worker in cluster.workers)
 
 
-def _size(settings: Settings) -> Size:
-    """The cache of a worker, however it was written."""
+def _room(policy: Policy, settings: Settings) -> Size:
+    """The cache that a policy is given: of the reference lines all, in place none."""
+    if policy.unbounded or policy.sync.in_place:
+        return Size(float(policy.unbounded), "share")
+    return cache_size(settings)
+
+
+def cache_size(settings: Settings) -> Size:
+    """The cache of a worker that a user asked for, however it was written."""
     size = settings.get("cache", 0.1)
     return size if isinstance(size, Size) else parse_size("cache", str(size))
 

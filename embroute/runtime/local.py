@@ -6,11 +6,23 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from embroute.runtime.exchange import Hub, LocalChannel, LostPeerError
+from embroute.runtime.exchange import Bytes, Hub, LocalChannel, LostPeerError
 from embroute.runtime.mail import CopiedMail
 from embroute.runtime.seat import Seat, names
 
 T = TypeVar("T")
+
+
+class LocalMail(CopiedMail):
+    """Mail between threads, which share all of their memory."""
+
+    def __init__(self, hub: Hub, channel: LocalChannel) -> None:
+        super().__init__(channel)
+        self._hub = hub
+
+    def common_memory(self, size: int) -> Bytes | None:
+        """The hub's."""
+        return self._hub.memory(size)
 
 
 def local_seat(hub: Hub, name: str, num_workers: int, num_shards: int) -> Seat:
@@ -19,7 +31,7 @@ def local_seat(hub: Hub, name: str, num_workers: int, num_shards: int) -> Seat:
     kinds = ("plans", "rows", "answers", "star")
     plans, rows, answers, star = (LocalChannel(hub, kind, name) for kind in kinds)
     dense = LocalChannel(hub, "dense", name, workers)
-    mail = CopiedMail(rows)
+    mail = LocalMail(hub, rows)
     return Seat(name, num_workers, num_shards, plans, mail, dense, answers, star)
 
 

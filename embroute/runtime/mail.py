@@ -49,6 +49,13 @@ class Mail(Protocol):
         """Begin to send letters, and to receive messages of some sizes."""
         ...
 
+    def common_memory(self, size: int) -> Bytes | None:
+        """Zeros that every shard and every worker reads and writes; None if they have none.
+
+        All of them have to ask, before their first message.
+        """
+        ...
+
 
 class Pool:
     """Memory for messages, kept from phase to phase: new pages cost more than the copy to them."""
@@ -87,6 +94,10 @@ class CopiedMail:
         receives = [(peer, data) for (peer, _), data in zip(expected, arrived, strict=True)]
         posted = self.channel.post([(one.peer, one.data) for one in letters], receives)
         return Copies(self.pool, posted, letters, memory, arrived)
+
+    def common_memory(self, size: int) -> Bytes | None:
+        """Nothing is known of where the others are."""
+        return None
 
 
 class Copies(NamedTuple):

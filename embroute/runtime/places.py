@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from embroute.kernels.orders import Spots, locate
+from embroute.kernels.orders import Spots, home, locate
 from embroute.policy.setup import Setup
 
 I64 = npt.NDArray[np.int64]
@@ -54,6 +54,11 @@ class Places:
         guess_G = (np.searchsorted(first_T, starts, side="right") - 1).astype(np.int32)
         return Spots(first_T, self._before_KT, guess_G, shift, self.first_slot_WA)
 
+    def homes(self, rows: I64) -> npt.NDArray[np.int32]:
+        """Number of each row in its arena where all shards' rows lie one after the other."""
+        arenas = self.setup.arena_of(rows)
+        return home(np.asarray(rows, np.int64), arenas, self.spots, self.first_KA)
+
     def rows_of(self, shard: int, table: int) -> I64:
         """Rows of a table that a shard holds, in the order of their numbers."""
         first, last = self.setup.schema.first_rows[table : table + 2]
@@ -85,3 +90,8 @@ class Places:
             for width in self.setup.arenas
         ]
         return np.stack(sums, 1)
+
+    @cached_property
+    def first_KA(self) -> I64:
+        """Rows of each arena that earlier shards hold."""
+        return np.cumsum(self.counts_KA, 0) - self.counts_KA

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from embroute.kernels.codes import DELTA
-from embroute.kernels.rows import scatter
+from embroute.kernels.rows import Floats, scatter
 from embroute.models.initial import initial_rows
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
@@ -38,6 +38,7 @@ from embroute.runtime.checkpoint_files import (
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
 from embroute.runtime.gather import gather
+from embroute.runtime.in_place import part_of, shared_tables
 from embroute.runtime.inbox import (
     DRAIN,
     LOOK,
@@ -49,7 +50,7 @@ from embroute.runtime.inbox import (
     background,
     listen,
 )
-from embroute.runtime.job import Job, Settings, check_names, describe
+from embroute.runtime.job import Job, Settings, cache_size, check_names, describe
 from embroute.runtime.meter import Meter
 from embroute.runtime.run import Courier, Dense, Run
 from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
@@ -214,7 +215,7 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
         job.feed,
         schedule,
         job.settings.get("held_out"),
-        Shadow(job.settings["compare_with"], setup) if "compare_with" in job.settings else None,
+        _shadow(job, setup),
         _saver(job, state, random),
         _samples_before(resume),
         job.settings.get("stop") or threading.Event(),
@@ -224,6 +225,15 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
         coordinator.refill()
     coordinator.run(loader, chain([first], items))
     return coordinator.meter
+
+
+def _shadow(job: Job, setup: Setup) -> Shadow | None:
+    """The policy to compare with, in caches as large as a user asked for."""
+    if "compare_with" not in job.settings:
+        return None
+    if job.policy.sync.in_place:
+        setup = replace(setup, cache=cache_size(job.settings))
+    return Shadow(job.settings["compare_with"], setup)
 
 
 def _saver(job: Job, state: State, random: torch.Tensor) -> Callable[[int], None] | None:
@@ -264,12 +274,15 @@ def _first_state(job: Job, setup: Setup, loader: Iterable[object]) -> State:
 def _serve(job: Job, resume: Resume | None) -> Shard:
     """A shard's life."""
     seat, places, widths = job.seat, job.places, job.widths
-    store = ShardStore(seat.index, places, widths, job.optimizer)
+    records: list[Floats] = []
+    if job.policy.sync.in_place:
+        records = part_of(shared_tables(seat.rows, places, widths), places, seat.index)
+    store = ShardStore(seat.index, places, widths, job.optimizer, records)
     if resume is not None:
         load_shard(resume.path, store, places, seat.index)
     else:
         _initialise(store, job)
-    shard = Shard(store, widths, seat.rows, seat.workers, job.meter)
+    shard = Shard(store, widths, seat.rows, seat.workers, job.meter, bool(records))
     notes = listen(seat.plans)
     adding = background("star", lambda: _add_up(seat), notes)
     while (note := notes.get()).verb != STOP:
@@ -324,8 +337,10 @@ def _join(job: Job, resume: Resume | None) -> Run:
     """A worker's part: from here the loop is the user's."""
     seat = job.seat
     deltas = job.policy.sync.record == DELTA
-    store = CacheStore(seat.index, job.places, job.widths, job.optimizer, deltas)
-    rows = Rows(store, job.widths, seat.rows, seat.shards, job.meter, job.setup)
+    places, widths, in_place = job.places, job.widths, job.policy.sync.in_place
+    tables = shared_tables(seat.rows, places, widths) if in_place else []
+    store = CacheStore(seat.index, places, widths, job.optimizer, deltas, tables)
+    rows = Rows(store, seat.rows, seat.shards, job.meter, job.setup, in_place)
     dense = Dense(job.model, seat, job.setup.cluster)
     extras = job.settings.get("extras", {})
     own = None if job.policy.exact else store

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from embroute.kernels.codes import GRADIENT, MOST_PARTS
+from embroute.runtime.in_place import hear, tell
 from embroute.runtime.inbox import Note
 from embroute.runtime.mail import Arriving, Mail
 from embroute.runtime.meter import Meter
@@ -53,9 +54,10 @@ class Shard:
         mail: Mail,
         workers: Sequence[str],
         meter: Meter,
+        in_place: bool = False,
     ) -> None:
         self.store, self.widths, self.mail, self.workers = store, widths, mail, workers
-        self.meter = meter
+        self.meter, self.in_place = meter, in_place
         self._lazy: Pending[Item] = Pending()
         self._leaving: Pending[Item] = Pending()
         self._urgent: list[Item] = []
@@ -75,6 +77,7 @@ class Shard:
         parts = int(meta[1])
         pushes = self._urgent + items(step, orders.at(URGENT_PUSH))
         self._stream(pushes, items(step, orders.at(LATE_PULL)), min(parts, self._parts))
+        self._meet()
         self._parts = parts
         self._leaving.add(step + 1, items(step, orders.at(URGENT_LEAVE)))
         self._urgent = items(step, orders.at(URGENT_UPDATE))
@@ -89,7 +92,14 @@ class Shard:
         step, orders = self._at(int(meta[0])), Orders.read(heads, index)
         waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
         self._land(waiting + items(step, orders.at(URGENT_PUSH)))
+        self._meet()
         self._urgent, self._parts = [], MOST_PARTS
+
+    def _meet(self) -> None:
+        """Where workers train rows in place: all of them go on when all are done."""
+        if self.in_place:
+            hear(self.mail, self.workers)
+            tell(self.mail, self.workers)
 
     def _at(self, step: int) -> int:
         """What lands now is there for the reads of this step."""

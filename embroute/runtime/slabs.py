@@ -20,6 +20,7 @@ from embroute.runtime.links import SHARED, taken_memory
 from embroute.runtime.mail import NOWHERE, Arriving, Letter
 from embroute.runtime.streams import StreamChannel, StreamPosted
 
+CONNECT_S = 60.0  # until a peer hands memory on
 SLAB_BYTES = 1 << 24  # for what is on its way in one direction between two ranks
 _ALIGN = 64
 
@@ -62,8 +63,10 @@ class SlabMail:
     `out` and `into`: memory for what goes to each peer, and for what comes from it.
     """
 
-    def __init__(self, near: StreamChannel, out: dict[str, Bytes], into: dict[str, Bytes]) -> None:
-        self._near, self._into = near, into
+    def __init__(
+        self, name: str, near: StreamChannel, out: dict[str, Bytes], into: dict[str, Bytes]
+    ) -> None:
+        self._name, self._near, self._into = name, near, into
         self._slabs = {peer: Slab(memory) for peer, memory in out.items()}
         self._read = dict.fromkeys(into, 0)  # messages of each peer's slab that were read here
 
@@ -83,6 +86,22 @@ class SlabMail:
             if start == NOWHERE:
                 sends.append((peer, data))
         return Tokens(self, self._near.post(sends, []), expected)
+
+    def common_memory(self, size: int) -> Bytes | None:
+        """The first shard makes it, and the first worker hands it on to the other shards."""
+        near, first = self._near, (self._name == "shard0")
+        if first:
+            file = os.memfd_create("embroute-tables")
+            os.ftruncate(file, size)
+        else:
+            maker = "worker0" if self._name.startswith("shard") else "shard0"
+            file = _taken(near, maker, CONNECT_S)
+        lacking = near.names if first else [n for n in near.names if n != "shard0"]
+        for name in lacking if self._name in ("shard0", "worker0") else []:
+            socket.send_fds(near.sockets[near.names.index(name)], [SHARED], [file])
+        memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
+        os.close(file)
+        return memory
 
     def receive(self, expected: Sequence[tuple[str, int]]) -> tuple[list[Bytes], list[str]]:
         """Messages where they lie, and whose memory they lie in."""
@@ -130,7 +149,7 @@ class Tokens:
         self._mail.release(self._holders)
 
 
-def offer(near: StreamChannel) -> SlabMail:
+def offer(name: str, near: StreamChannel) -> SlabMail:
     """Memory for the messages of each connection, told to the other end."""
     out, into = {}, {}
     for peer, sock in zip(near.names, near.sockets, strict=True):
@@ -138,18 +157,23 @@ def offer(near: StreamChannel) -> SlabMail:
         os.ftruncate(file, 2 * SLAB_BYTES)
         socket.send_fds(sock, [SHARED], [file])
         out[peer], into[peer] = _mapped(file)
-    return SlabMail(near, out, into)
+    return SlabMail(name, near, out, into)
 
 
-def take_offer(near: StreamChannel, timeout_s: float) -> SlabMail:
+def take_offer(name: str, near: StreamChannel, timeout_s: float) -> SlabMail:
     """The same memory at the other end of each connection."""
     out, into = {}, {}
     for peer in near.names:
-        file = taken_memory(near, peer, timeout_s)
-        if file is None:
-            raise LostPeerError(f"lost {peer}: it shares no memory")
-        into[peer], out[peer] = _mapped(file)
-    return SlabMail(near, out, into)
+        into[peer], out[peer] = _mapped(_taken(near, peer, timeout_s))
+    return SlabMail(name, near, out, into)
+
+
+def _taken(near: StreamChannel, peer: str, timeout_s: float) -> int:
+    """The file of memory that a peer shares."""
+    file = taken_memory(near, peer, timeout_s)
+    if file is None:
+        raise LostPeerError(f"lost {peer}: it shares no memory")
+    return file
 
 
 def _mapped(file: int) -> tuple[Bytes, Bytes]:

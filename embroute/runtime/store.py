@@ -51,14 +51,21 @@ class Widths:
 class ShardStore:
     """One shard's records."""
 
-    def __init__(self, shard: int, places: Places, widths: Widths, optimizer: RowOptimizer) -> None:
+    def __init__(
+        self,
+        shard: int,
+        places: Places,
+        widths: Widths,
+        optimizer: RowOptimizer,
+        records: Sequence[Floats] = (),  # zeros that others share; none: memory of its own
+    ) -> None:
         self.widths, self.optimizer = widths, optimizer
-        self.records: list[Floats] = []
         counts = places.counts_KA[shard]
-        for count, width, whole in zip(counts, widths.values, widths.whole, strict=True):
-            records = np.zeros((count, whole), widths.dtype)
-            records[:, width:] = optimizer.initial_state
-            self.records.append(records)
+        self.records: list[Floats] = list(records) or [
+            np.zeros(shape, widths.dtype) for shape in zip(counts, widths.whole, strict=True)
+        ]
+        for own, width in zip(self.records, widths.values, strict=True):
+            own[:, width:] = optimizer.initial_state
         self._place = [np.full(count, -1, np.int32) for count in counts]
         self.stamps = shard_stamps(shard, places) if widths.stamped else None
 
@@ -101,11 +108,19 @@ class CacheStore:
     """One worker's slots, and the bases of its unsent deltas where the policy sends deltas."""
 
     def __init__(
-        self, worker: int, places: Places, widths: Widths, optimizer: RowOptimizer, deltas: bool
+        self,
+        worker: int,
+        places: Places,
+        widths: Widths,
+        optimizer: RowOptimizer,
+        deltas: bool,
+        tables: Sequence[Floats] = (),  # rows that are read and trained where they lie
     ) -> None:
         self.widths, self.optimizer = widths, optimizer
         shapes = list(zip(places.setup.capacity_WA[worker], widths.whole, strict=True))
-        self.records: list[Floats] = [np.zeros(shape, widths.dtype) for shape in shapes]
+        self.records: list[Floats] = list(tables) or [
+            np.zeros(shape, widths.dtype) for shape in shapes
+        ]
         self.bases = [np.zeros(shape, widths.dtype) for shape in shapes] if deltas else []
         sizes = [slots for slots, _ in shapes]
         self.stamps = cache_stamps(sizes) if widths.stamped else None

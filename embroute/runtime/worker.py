@@ -16,6 +16,7 @@ from embroute.kernels.rows import Floats
 from embroute.models.initial import initial_rows
 from embroute.policy.setup import Setup
 from embroute.runtime.exchange import Bytes
+from embroute.runtime.in_place import hear, tell
 from embroute.runtime.mail import Arriving, Mail
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import Made, Work
@@ -43,7 +44,7 @@ from embroute.runtime.script import (
     Block,
     Orders,
 )
-from embroute.runtime.store import CacheStore, Widths
+from embroute.runtime.store import CacheStore
 
 
 class Moving(NamedTuple):
@@ -63,14 +64,14 @@ class Rows:
     def __init__(
         self,
         store: CacheStore,
-        widths: Widths,
         mail: Mail,
         shards: Sequence[str],
         meter: Meter,
         setup: Setup,
+        in_place: bool = False,
     ) -> None:
-        self.setup = setup
-        self.store, self.widths, self.mail, self.shards = store, widths, mail, shards
+        self.setup, self.in_place = setup, in_place
+        self.store, self.widths, self.mail, self.shards = store, store.widths, mail, shards
         self.meter = meter
         self._lazy: Pending[Staged] = Pending()
         self._leaving: Pending[Staged] = Pending()
@@ -101,6 +102,7 @@ class Rows:
         moving = [self._post(*part) for part in own]
         for part in moving:
             self._take(part)
+        self._meet()
         self._urgent, self._parts = [], parts
         self._leaving.add(step + 1, leaving)
         self.meter.seconds["urgent"] += self.meter.span("urgent", step, began) - began
@@ -136,7 +138,14 @@ class Rows:
         """Bring every update home."""
         pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
         self._swap(pushes + _unstaged(step, orders.at(URGENT_PUSH)), [])
+        self._meet()
         self._urgent, self._parts = [], MOST_PARTS
+
+    def _meet(self) -> None:
+        """Where rows are trained in place: go on when everybody's updates are there."""
+        if self.in_place:
+            tell(self.mail, self.shards)
+            hear(self.mail, self.shards)
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import yaml
 
-from embroute.cluster import Cluster, load_yaml, open_cluster, uniform
+from embroute.cluster import Cluster, load_yaml, open_cluster
 from embroute.config import parse_number, parse_size
 from embroute.cost import OPTIMIZERS
 from embroute.data.open import DataOptions
 from embroute.models.catalog import MODELS
 from embroute.policy.catalog import DEFAULT_POLICY
-from embroute.runtime.job import trainable
+from embroute.policy.plans import check_hosts
+from embroute.runtime.job import supposed, trainable
 from embroute.runtime.layout import Layout, on_one_node
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"  # in the folder of a run
@@ -84,8 +85,8 @@ class RunFile:
             raise ValueError(f"--held-out must be at least 0 and below 1, got {self.held_out:g}")
         _widths("--hidden", self.hidden, self.hidden.split(",") if self.hidden else [])
         _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
-        trainable(self.policy)
         parse_size("--cache", self.cache)
+        check_hosts(trainable(self.policy), self.cluster())
         workers = self.cluster().num_workers
         shares = self.shares()
         if shares and (len(shares) != workers or not sum(shares)):
@@ -108,7 +109,8 @@ class RunFile:
         """What the policy knows of the network."""
         layout = self.layout()
         if not self.network:
-            return uniform(layout.num_workers, layout.num_shards)
+            policy, nodes = trainable(self.policy), len(layout.nodes)
+            return supposed(policy, layout.num_workers, layout.num_shards, nodes)
         cluster = open_cluster(self.network)
         if (cluster.num_workers, cluster.num_shards) != (layout.num_workers, layout.num_shards):
             raise ValueError(

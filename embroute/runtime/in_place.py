@@ -1,0 +1,61 @@
+"""Tables in memory that all shards and workers of one machine share, and how they take turns.
+
+Rows of one width lie side by side, one shard's after the other's. A shard sees its own part, a
+worker all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embroute.kernels.rows import Floats
+from embroute.runtime.mail import Mail
+from embroute.runtime.places import Places
+from embroute.runtime.store import Widths
+
+_ALIGN = 64
+
+
+def shared_tables(mail: Mail, places: Places, widths: Widths) -> list[Floats]:
+    """All rows of each arena; every shard and every worker has to ask for them."""
+    counts = places.counts_KA.sum(0).tolist()
+    sizes = [
+        count * whole * widths.dtype.itemsize
+        for count, whole in zip(counts, widths.whole, strict=True)
+    ]
+    ends = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
+    memory = mail.common_memory(max(_ALIGN, ends[-1] if ends else 0))
+    if memory is None:
+        raise ValueError(
+            "policy in-place: shards and workers share no memory; they must be on one Linux "
+            "machine and use embroute's own sockets"
+        )
+    found = []
+    for size, end, count, whole in zip(sizes, ends, counts, widths.whole, strict=True):
+        first = end - -(-size // _ALIGN) * _ALIGN
+        rows = memory[first : first + size].view(widths.dtype)
+        found.append(rows.reshape(count, whole))
+    return found
+
+
+def part_of(tables: Sequence[Floats], places: Places, shard: int) -> list[Floats]:
+    """A shard's own rows."""
+    firsts, counts = places.first_KA[shard].tolist(), places.counts_KA[shard].tolist()
+    return [
+        rows[first : first + count]
+        for rows, first, count in zip(tables, firsts, counts, strict=True)
+    ]
+
+
+def tell(mail: Mail, peers: Sequence[str]) -> None:
+    """Say that what this rank had to do is done."""
+    mail.post([mail.room(peer, 1) for peer in peers], []).wait()
+
+
+def hear(mail: Mail, peers: Sequence[str]) -> None:
+    """Wait until all of them have said so."""
+    said = mail.post([], [(peer, 1) for peer in peers])
+    said.wait()
+    said.release()
