@@ -29,10 +29,12 @@ from embroute.runtime.checkpoint import (
     save_shard,
 )
 from embroute.runtime.checkpoint_files import (
+    Manifest,
     claim,
     latest,
     partial,
     read_manifest,
+    saved,
     step_of,
 )
 from embroute.runtime.connect import take_seat
@@ -176,12 +178,22 @@ def _agree(job: Job) -> Resume | None:
     told = announce(job.seat.name, job.seat.peers, job.seat.plans, str(path or ""))
     if not told:
         return None
-    manifest = read_manifest(Path(told))
+    manifest = _manifest(Path(told))
     check_identity(manifest.identity, job.identity, Path(told))
     shape = (job.seat.num_workers, job.seat.num_shards, job.policy.name)
     same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
     same = same and same_caches(Path(told), job.setup)
     return Resume(Path(told), same)
+
+
+def _manifest(path: Path) -> Manifest:
+    """What a checkpoint says of itself; of one that is damaged also which one comes before it."""
+    try:
+        return read_manifest(path)
+    except ValueError as error:
+        earlier = [other.name for other in saved(path.parent) if other.name < path.name]
+        way_out = f"; move {path.name} away to go on from {earlier[-1]}" if earlier else ""
+        raise ValueError(f"{error}{way_out}") from None
 
 
 def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Meter:
