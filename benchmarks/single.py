@@ -17,6 +17,7 @@ CASES = {
     "plain loop": PLAIN,
     "embroute vanilla": replace(PLAIN, contender="embroute", policy="vanilla"),
     "embroute esd(1)": replace(PLAIN, contender="embroute", policy="esd(1)"),
+    "embroute in-place": replace(PLAIN, contender="embroute", policy="in-place"),
 }
 
 
