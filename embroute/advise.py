@@ -40,8 +40,8 @@ from embroute.theory import expected
 I64 = npt.NDArray[np.int64]
 
 YARDSTICK = "vanilla"
+TOGETHER = ("in-place",)  # where all workers and shards are on one host: without caches
 # From plain ones, which decide in no time, to those that search.
-TOGETHER = ("in-place",)  # where all workers and shards are on one host
 EXACT = ("nocache", YARDSTICK, "bagpipe", "herald", "esd(1)", "embroute")
 STALE = ("het(10)", "het(100)")
 REORDERED = ("fae", "scars")
@@ -162,7 +162,8 @@ def choices(wish: Wish) -> list[Choice]:
             if least_memory(wish, len(workers), batch) > wish.memory_bytes:
                 continue
             rows = room(wish, len(workers), batch)
-            found += [Choice(policy, workers, batch, rows) for policy in wish.policies]
+            cached = {policy: 0 if policy in TOGETHER else rows for policy in wish.policies}
+            found += [Choice(policy, workers, batch, own) for policy, own in cached.items()]
     if not found:
         subsets = wish.subsets()
         needed = min(
@@ -247,7 +248,8 @@ def savings(wish: Wish, found: list[Choice], tick: Tick) -> Iterator[Advice]:
     for choice in found:
         key = (choice.workers, choice.batch)
         if key not in theory:
-            theory[key] = predict_vanilla(wish, choice)
+            rows = room(wish, len(choice.workers), choice.batch)
+            theory[key] = predict_vanilla(wish, replace(choice, cache_rows=rows))
         for policy in (YARDSTICK, choice.policy):
             if (policy, choice.workers) not in trials:
                 tick(f"trial of {policy} on {len(choice.workers)} workers")

@@ -31,7 +31,7 @@ from embroute.data.open import DataOptions, open_source
 from embroute.policy.catalog import make_policy
 from embroute.policy.setup import Setup
 from embroute.simulate import measure
-from embroute.train.run_file import read_run_file
+from embroute.train.run_file import RunFile, read_run_file
 
 POLICIES = ("vanilla", "herald", "esd(1)")
 
@@ -167,7 +167,7 @@ def test_one_machine_is_advised_to_train_in_place(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["advise", *arguments])
     assert result.exit_code == 0, result.output
     run = read_run_file(out)
-    assert (run.policy, run.workers) == ("in-place", 2)
+    assert (run.policy, run.workers, run.cache) == ("in-place", 2, RunFile.cache)
 
 
 def test_a_target_that_cannot_be_met_is_an_error() -> None:

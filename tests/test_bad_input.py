@@ -231,7 +231,7 @@ def test_in_place_is_for_one_machine() -> None:
     stream = batches(2, 3)
     fault = "policy in-place: rows are trained where the shards keep them, so all workers and"
     settings = settings_of("in-place", 2)
-    with pytest.raises(ValueError, match=re.escape(f"{fault} shards must share one host")):
+    with pytest.raises(ValueError, match=re.escape(f"{fault} shards must be on one host")):
         run(settings | {"network": uniform(2, 1)}, stream)
     with pytest.raises(ValueError, match="with policy in-place no row travels"):
         run(settings | {"debug": "versions"}, stream)
@@ -240,7 +240,14 @@ def test_in_place_is_for_one_machine() -> None:
         RunFile(policy="in-place", nodes=nodes)
     with pytest.raises(ValueError, match=re.escape(fault)):
         RunFile(policy="in-place", workers=2, network="edge-2")
-    assert len(RunFile(policy="in-place", workers=2).cluster().used_hosts) == 1
+    apart = {"a": ["coordinator"], "b": ["shard0", "worker0"]}
+    for one in (RunFile(policy="in-place", workers=2), RunFile(policy="in-place", nodes=apart)):
+        assert len(one.cluster().used_hosts) == 1
+
+
+def test_what_in_place_would_have_moved() -> None:
+    settings = settings_of("vanilla", 2) | {"compare_with": "in-place"}
+    assert run(settings, batches(2, 3))["worker0"].losses
 
 
 def test_in_place_needs_memory_in_common(monkeypatch: Patch) -> None:

@@ -123,6 +123,16 @@ def test_no_exact_policy_is_below_the_bound(name: str, job: Job) -> None:
         assert_not_above(bound(job), outcome)
 
 
+@settings(steady, max_examples=25)
+@given(job=jobs())
+def test_nor_is_one_that_trains_rows_in_place(job: Job) -> None:
+    job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
+    for name in ("in-place", "vanilla"):
+        outcome = measured(name, job)
+        if outcome is not None:
+            assert_not_above(bound(job), outcome)
+
+
 def test_a_short_last_batch_does_not_lift_the_bound() -> None:
     hosts = (Host("shard", 1e9, 1e9), Host("worker", 1e9, 1e9))
     cluster = Cluster(hosts, (Worker(1),), (0,), compute_s_per_sample=1e-3)

@@ -94,7 +94,7 @@ def test_every_system_with_every_option(text: str) -> None:
 
 def test_in_place_refuses_several_hosts() -> None:
     fault = "policy in-place: rows are trained where the shards keep them, so all workers and "
-    fault += "shards must share one host; the network has them on 5"
+    fault += "shards must be on one host, here and in --network (docs/cluster.md)"
     with pytest.raises(ValueError, match=re.escape(fault)):
         measure_named("in-place", job_of())
 
@@ -199,6 +199,7 @@ NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-p
         ("esd(1, alpha=0)", "esd: option 'alpha' is given twice"),
         ("esd(alpha=1, alpha=0)", "option 'alpha' is given twice"),
         ("vanilla(workers=0, workers=1)", "option 'workers' is given twice"),
+        ("unbounded(in-place)", "unbounded: of=in-place has no caches that could fill"),
         ("unbounded(fast)", f"no policy 'fast' (there are {NAMES})"),
     ],
 )

@@ -22,18 +22,19 @@ ROOT = Path(__file__).parent.parent
 JOBS = {
     (2, 1): [
         "vanilla@sgd",
+        "in-place@sgd",
         "esd(1)@adagrad",
+        "in-place@adam",
         "herald@adam",
         "bagpipe(3)@rowwise-adagrad",
-        "in-place@sgd",
     ],
     (3, 2): [
         "esd(1)@rowwise-adagrad",
         "nocache@adam",
         "dispatch=esd sync=on-demand evict=clairvoyant(3)@sgd",
         "dispatch=herald sync=write-through evict=lfu@adagrad",
-        "dispatch=esd sync=streamed@adam",
         "in-place@adagrad",
+        "dispatch=esd sync=streamed@adam",
     ],
     (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "embroute@sgd"],
 }

@@ -13,6 +13,7 @@ from embroute.kernels.caches import (
     Placement,
     find,
     hits,
+    numbers,
     of_touches,
     sole_holders,
     victim_cells,
@@ -125,7 +126,9 @@ def test_find(seed: int) -> None:
     cell_NW[0] = 0
     number_R = (rng.permutation(30) % 21).astype(np.int32)
     rows_U = rng.permutation(30)[: rng.integers(0, 30)]
-    found = find(Cells(number_R, cell_NW, np.array([20])), rows_U)
+    cells = Cells(number_R, cell_NW, np.array([20]))
+    assert np.array_equal(numbers(cells, rows_U), number_R[rows_U])
+    found = find(cells, rows_U)
     assert np.array_equal(found.number_U, number_R[rows_U])
     assert np.array_equal(found.copies_UW, cell_NW[number_R[rows_U]])
     assert np.array_equal(found.only_U, sole_holders(found.copies_UW))

@@ -252,7 +252,7 @@ def write_run(path: Path, choice: Choice, asked: Asked) -> None:
         model=asked.model,
         dim=asked.dim,
         policy=PACED.get(choice.policy, choice.policy),
-        cache=f"{choice.cache_rows}rows",
+        cache=f"{choice.cache_rows}rows" if choice.cache_rows else RunFile.cache,
         batch=choice.batch // len(choice.workers),
         optimizer=asked.optimizer,
         workers=len(choice.workers),

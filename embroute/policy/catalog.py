@@ -195,7 +195,10 @@ DEFAULT_POLICY = "embroute(effort=auto)"  # of training: deciding must not hold 
 
 
 def _unbounded(options: Options) -> Policy:
-    return replace(make_policy(options.get("of", "vanilla")), unbounded=True)
+    policy = make_policy(options.get("of", "vanilla"))
+    if policy.sync.in_place:
+        raise ValueError(f"unbounded: of={policy.name} has no caches that could fill")
+    return replace(policy, unbounded=True)
 
 
 SYSTEMS: Mapping[str, Entry] = {

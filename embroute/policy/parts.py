@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from embroute.config import Size
 from embroute.data.batch import Batch
 from embroute.data.window import Window
 from embroute.kernels.caches import Found, Placement
@@ -173,6 +174,12 @@ class Policy:
     regroup: Regroup | None = None
     workers: str = "all"  # all, fast, or a list such as 0+1+2
     unbounded: bool = False  # a reference line whose caches never fill
+
+    def room(self, asked: Size) -> Size:
+        """The caches that it is given: of a reference line all rows, in place none."""
+        if self.sync.in_place:
+            return Size(0.0, "share")
+        return Size(1.0, "share") if self.unbounded else asked
 
     @property
     def lookahead(self) -> int:

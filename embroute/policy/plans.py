@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cluster import Cluster
-from embroute.config import Size
 from embroute.cost import step_time
 from embroute.data.batch import Batch
 from embroute.data.window import REMEMBERED, Horizon
@@ -56,10 +55,7 @@ def _empty(policy: Policy, setup: Setup, counts_R: npt.NDArray[np.int64] | None 
             f"{setup.optimizer} do not add up; use sgd, adagrad or rowwise-adagrad"
         )
     check_hosts(policy, setup.cluster)
-    if policy.sync.in_place:
-        setup = replace(setup, cache=Size(0.0, "share"))
-    if policy.unbounded:
-        setup = replace(setup, cache=Size(1.0, "share"))
+    setup = replace(setup, cache=policy.room(setup.cache))
     if policy.regroup is None:
         return empty_state(setup, policy.needs)
     if counts_R is None:
@@ -72,7 +68,7 @@ def check_hosts(policy: Policy, cluster: Cluster) -> None:
     if policy.sync.in_place and len(cluster.used_hosts) > 1:
         raise ValueError(
             f"policy {policy.name}: rows are trained where the shards keep them, so all workers "
-            f"and shards must share one host; the network has them on {len(cluster.used_hosts)}"
+            f"and shards must be on one host, here and in --network (docs/cluster.md)"
         )
 
 

@@ -76,7 +76,7 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: npt.NDArray[np.int64] | No
     first_WA = np.cumsum(capacity_WA, 1) - capacity_WA
 
     number_R = np.zeros(num_rows, np.int32)
-    cell_NW = _on_lines(num_rows + 1, workers)
+    cell_NW = _on_lines(num_rows + 1 if slots else 1, workers)  # without slots nobody has a copy
     slot_WCF = np.zeros((workers, slots, NUM_SLOT_FIELDS), np.int32)
     order = empty_order(capacity_WA, needs.num_buckets)
     caches = Caches(

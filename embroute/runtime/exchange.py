@@ -130,19 +130,17 @@ class Hub:
     boxes: dict[tuple[str, str, str], queue.SimpleQueue[Bytes | None]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     broken: threading.Event = field(default_factory=threading.Event)
-    common: list[Bytes] = field(default_factory=list)
+    common: dict[int, Bytes] = field(default_factory=dict)
 
     def box(self, channel: str, source: str, goal: str) -> queue.SimpleQueue[Bytes | None]:
         """Messages on their way from one rank to another."""
         with self.lock:
             return self.boxes.setdefault((channel, source, goal), queue.SimpleQueue())
 
-    def memory(self, size: int) -> Bytes:
-        """Zeros that every rank gets who asks."""
+    def memory(self, number: int, size: int) -> Bytes:
+        """Zeros that every rank gets who asks for this number."""
         with self.lock:
-            if not self.common:
-                self.common.append(np.zeros(size, np.uint8))
-            return self.common[0]
+            return self.common.setdefault(number, np.zeros(size, np.uint8))
 
     def abort(self) -> None:
         """Wake every rank that waits: one of them failed."""

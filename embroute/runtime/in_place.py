@@ -30,7 +30,7 @@ def shared_tables(mail: Mail, places: Places, widths: Widths) -> list[Floats]:
     if memory is None:
         raise ValueError(
             "policy in-place: shards and workers share no memory; they must be on one Linux "
-            "machine and use embroute's own sockets"
+            "machine, without EMBROUTE_EXCHANGE=gloo"
         )
     found = []
     for size, end, count, whole in zip(sizes, ends, counts, widths.whole, strict=True):

@@ -28,6 +28,7 @@ from embroute.runtime.checkpoint_files import (
     Identity,
 )
 from embroute.runtime.feed import Feed, SampleFeed
+from embroute.runtime.layout import Layout
 from embroute.runtime.meter import Meter, StepLog
 from embroute.runtime.optim import RowOptimizer, row_optimizer
 from embroute.runtime.places import Places
@@ -165,7 +166,7 @@ def describe(
         cluster,
         widths,
         optimizer=rows.name,
-        cache=_room(policy, settings),
+        cache=policy.room(cache_size(settings)),
         shares=settings.get("quotas", ()) or _known_shares(policy, cluster),
         seed=settings.get("seed", 0),
         seeded="tables" not in settings and all(weight.is_meta for weight in weights),
@@ -207,16 +208,17 @@ def trainable(name: str) -> Policy:
     return policy
 
 
-def supposed(policy: Policy, num_workers: int, num_shards: int, num_nodes: int = 1) -> Cluster:
-    """What a policy is told of a network that nobody describes."""
+def supposed(policy: Policy, num_workers: int, num_shards: int, num_homes: int = 1) -> Cluster:
+    """What a policy is told of a network that nobody describes; `num_homes`: see `Layout`."""
     cluster = uniform(num_workers, num_shards)
-    return cluster.together() if policy.sync.in_place and num_nodes == 1 else cluster
+    return cluster.together() if policy.sync.in_place and num_homes == 1 else cluster
 
 
 def _cluster(policy: Policy, seat: Seat, settings: Settings, dense_bytes: float) -> Cluster:
     """What the policy knows of the network, and of what a step does beside rows."""
-    nodes = len(settings.get("nodes", ("here",)))
-    network = settings.get("network", supposed(policy, seat.num_workers, seat.num_shards, nodes))
+    homes = Layout(settings["nodes"]).num_homes if "nodes" in settings else 1
+    guess = supposed(policy, seat.num_workers, seat.num_shards, homes)
+    network = settings.get("network", guess)
     cluster = open_cluster(network) if isinstance(network, str) else network
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3
     return replace(
@@ -238,13 +240,6 @@ def _known_shares(policy: Policy, cluster: Cluster) -> tuple[float, ...]:
     if not policy.dispatch.free or cluster.compute_s_per_sample:
         return ()
     return tuple(1 / worker.slowness for worker in cluster.workers)
-
-
-def _room(policy: Policy, settings: Settings) -> Size:
-    """The cache that a policy is given: of the reference lines all, in place none."""
-    if policy.unbounded or policy.sync.in_place:
-        return Size(float(policy.unbounded), "share")
-    return cache_size(settings)
 
 
 def cache_size(settings: Settings) -> Size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from embroute.runtime.inbox import COORDINATOR
 from embroute.runtime.seat import names
 
 
@@ -43,6 +44,11 @@ class Layout:
     def num_shards(self) -> int:
         """Shards of the job."""
         return self._count("shard")
+
+    @property
+    def num_homes(self) -> int:
+        """Nodes with a shard or a worker."""
+        return sum(any(name != COORDINATOR for name in ranks) for ranks in self.nodes.values())
 
     @property
     def num_ranks(self) -> int:

@@ -18,11 +18,12 @@ class LocalMail(CopiedMail):
 
     def __init__(self, hub: Hub, channel: LocalChannel) -> None:
         super().__init__(channel)
-        self._hub = hub
+        self._hub, self._asked = hub, 0
 
     def common_memory(self, size: int) -> Bytes | None:
-        """The hub's."""
-        return self._hub.memory(size)
+        """The hub's: other memory each time that all ask."""
+        self._asked += 1
+        return self._hub.memory(self._asked, size)
 
 
 def local_seat(hub: Hub, name: str, num_workers: int, num_shards: int) -> Seat:

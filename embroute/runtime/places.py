@@ -54,10 +54,9 @@ class Places:
         guess_G = (np.searchsorted(first_T, starts, side="right") - 1).astype(np.int32)
         return Spots(first_T, self._before_KT, guess_G, shift, self.first_slot_WA)
 
-    def homes(self, rows: I64) -> npt.NDArray[np.int32]:
+    def homes(self, rows: I64, arenas: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
         """Number of each row in its arena where all shards' rows lie one after the other."""
-        arenas = self.setup.arena_of(rows)
-        return home(np.asarray(rows, np.int64), arenas, self.spots, self.first_KA)
+        return home(rows, arenas, self.spots, self.first_KA)
 
     def rows_of(self, shard: int, table: int) -> I64:
         """Rows of a table that a shard holds, in the order of their numbers."""

@@ -177,15 +177,16 @@ class TouchOrder:
 def order_touches(plan: Plan, places: Places) -> TouchOrder:
     """Number the touches as the workers will hold their gradients."""
     touches, arenas = plan.touches, places.num_arenas
-    slot_T = plan.placement.slot_T
+    slot_T, first_WA = plan.placement.slot_T, places.first_slot_WA
     if plan.in_place:
-        slot_T = np.take(places.homes(plan.rows.rows_U), touches.unique_T)
+        slot_T = np.take(places.homes(plan.rows.rows_U, plan.rows.arena_U), touches.unique_T)
+        first_WA = np.zeros_like(first_WA)
     first, number_T, slots = number_touches(
         touches.worker_T,
         plan.rows.arena_U[touches.unique_T],
         plan.decision.mode_T,
         slot_T,
-        places.first_slot_WA,
+        first_WA,
     )
     bounds = first[::2]
     slot_WA = [

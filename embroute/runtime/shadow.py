@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from embroute.data.window import Indexed, Window
@@ -19,6 +21,8 @@ class Shadow:
         self.policy = make_policy(name)
         if self.policy.lookahead > 1 or self.policy.regroup is not None:
             raise ValueError(f"compare_with={name!r}: only policies without window and hot set")
+        if self.policy.sync.in_place:
+            setup = replace(setup, cluster=setup.cluster.together())
         self.state = start(self.policy, setup)
         self.failed = False
 

@@ -20,7 +20,7 @@ from embroute.runtime.links import SHARED, taken_memory
 from embroute.runtime.mail import NOWHERE, Arriving, Letter
 from embroute.runtime.streams import StreamChannel, StreamPosted
 
-CONNECT_S = 60.0  # until a peer hands memory on
+HANDED_ON_S = 7200.0  # at most, until a peer hands memory on: liveness is the heartbeat's business
 SLAB_BYTES = 1 << 24  # for what is on its way in one direction between two ranks
 _ALIGN = 64
 
@@ -89,19 +89,20 @@ class SlabMail:
 
     def common_memory(self, size: int) -> Bytes | None:
         """The first shard makes it, and the first worker hands it on to the other shards."""
-        near, first = self._near, (self._name == "shard0")
-        if first:
-            file = os.memfd_create("embroute-tables")
+        if self._name == "shard0":
+            file, lacking = os.memfd_create("embroute-tables"), self._near.names
             os.ftruncate(file, size)
         else:
             maker = "worker0" if self._name.startswith("shard") else "shard0"
-            file = _taken(near, maker, CONNECT_S)
-        lacking = near.names if first else [n for n in near.names if n != "shard0"]
-        for name in lacking if self._name in ("shard0", "worker0") else []:
-            socket.send_fds(near.sockets[near.names.index(name)], [SHARED], [file])
-        memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
-        os.close(file)
-        return memory
+            file, lacking = _taken(self._near, maker, HANDED_ON_S), []
+        if self._name == "worker0":
+            lacking = [name for name in self._near.names if name != "shard0"]
+        try:
+            for name in lacking:
+                _hand(self._near, name, file)
+            return np.frombuffer(mmap.mmap(file, 0), np.uint8)
+        finally:
+            os.close(file)
 
     def receive(self, expected: Sequence[tuple[str, int]]) -> tuple[list[Bytes], list[str]]:
         """Messages where they lie, and whose memory they lie in."""
@@ -152,10 +153,10 @@ class Tokens:
 def offer(name: str, near: StreamChannel) -> SlabMail:
     """Memory for the messages of each connection, told to the other end."""
     out, into = {}, {}
-    for peer, sock in zip(near.names, near.sockets, strict=True):
+    for peer in near.names:
         file = os.memfd_create("embroute-rows")
         os.ftruncate(file, 2 * SLAB_BYTES)
-        socket.send_fds(sock, [SHARED], [file])
+        _hand(near, peer, file)
         out[peer], into[peer] = _mapped(file)
     return SlabMail(name, near, out, into)
 
@@ -166,6 +167,14 @@ def take_offer(name: str, near: StreamChannel, timeout_s: float) -> SlabMail:
     for peer in near.names:
         into[peer], out[peer] = _mapped(_taken(near, peer, timeout_s))
     return SlabMail(name, near, out, into)
+
+
+def _hand(near: StreamChannel, peer: str, file: int) -> None:
+    """Let a peer have a file of memory."""
+    try:
+        socket.send_fds(near.sockets[near.names.index(peer)], [SHARED], [file])
+    except OSError as error:
+        raise LostPeerError(f"lost {peer}: {error}") from None
 
 
 def _taken(near: StreamChannel, peer: str, timeout_s: float) -> int:

@@ -109,8 +109,8 @@ class RunFile:
         """What the policy knows of the network."""
         layout = self.layout()
         if not self.network:
-            policy, nodes = trainable(self.policy), len(layout.nodes)
-            return supposed(policy, layout.num_workers, layout.num_shards, nodes)
+            policy, homes = trainable(self.policy), layout.num_homes
+            return supposed(policy, layout.num_workers, layout.num_shards, homes)
         cluster = open_cluster(self.network)
         if (cluster.num_workers, cluster.num_shards) != (layout.num_workers, layout.num_shards):
             raise ValueError(
