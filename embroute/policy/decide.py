@@ -20,7 +20,6 @@ from embroute.kernels.apply import (
 )
 from embroute.kernels.caches import (
     RETURNED,
-    Caches,
     Placement,
     Request,
     find,
@@ -42,7 +41,7 @@ from embroute.kernels.transfers import (
     updates,
 )
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
-from embroute.policy.in_place import plan_in_place, unheld
+from embroute.policy.in_place import Moving, nothing_moves, unheld
 from embroute.policy.laws import check
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
 from embroute.policy.plan import (
@@ -165,17 +164,10 @@ def _look(policy: Policy, window: Window, state: State) -> tuple[Scene, Dealing]
     return scene, dealing
 
 
-def plan_step(policy: Policy, window: Window, state: State) -> Plan:
-    """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
-    scene, dealing = _look(policy, window, state)
-    decision = policy.sync.decide(scene)
-    if policy.sync.in_place:
-        plan = plan_in_place(scene, dealing, decision)
-        check(plan, state, policy)
-        return plan
-    caches: Caches = state.caches
+def _rows_move(policy: Policy, scene: Scene, decision: Decision) -> Moving:
+    """Copies that come home, slots for all touches, and what leaves and enters them."""
+    caches, rows, touched = scene.state.caches, scene.rows, scene.touches
     caches.planning[0] += 1
-    rows, touched = scene.rows, scene.touches
     home = NO_TRANSFERS
     if len(decision.return_worker):
         home = returns(caches, rows, decision, scene.copies_UW)
@@ -185,22 +177,33 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     if (placement.victim_T >= 0).any():
         lazy = not policy.exact
         evicted = evictions(caches, rows, touched, placement, decision.record, lazy)
+    pulled = pulls(caches, rows, touched, decision, placement)
+    return Moving(placement, home, evicted, pulled, _moves(policy, scene, decision, placement))
+
+
+def plan_step(policy: Policy, window: Window, state: State) -> Plan:
+    """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
+    scene, dealing = _look(policy, window, state)
+    decision = policy.sync.decide(scene)
+    in_place = policy.sync.in_place
+    moving = nothing_moves(scene) if in_place else _rows_move(policy, scene, decision)
     plan = Plan(
         step=window.step,
         now=window.now,
         worker_S=dealing.worker_S,
-        rows=rows,
-        touches=touched,
+        rows=scene.rows,
+        touches=scene.touches,
         found=scene.found,
         decision=decision,
-        placement=placement,
-        returns=home,
-        evictions=evicted,
-        pulls=pulls(caches, rows, touched, decision, placement),
-        updates=updates(rows, touched, decision, placement),
-        moves=_moves(policy, scene, decision, placement),
-        replica_UW=_replica_slots(scene, decision, placement),
+        placement=moving.placement,
+        returns=moving.returns,
+        evictions=moving.evictions,
+        pulls=moving.pulls,
+        updates=updates(scene.rows, scene.touches, decision, moving.placement),
+        moves=moving.moves,
+        replica_UW=_replica_slots(scene, decision, moving.placement),
         outlook=dealing.outlook,
+        in_place=in_place,
     )
     check(plan, state, policy)
     return in_parts(plan, state.setup) if policy.sync.streams else plan
