@@ -34,6 +34,9 @@ Patch = pytest.MonkeyPatch
     [
         ("policy", "nonsense", "--policy 'nonsense': no policy 'nonsense' (there are nocache,"),
         ("policy", "dispatch=esd sync=hett(10)", "--policy 'dispatch=esd sync=hett(10)': "),
+        ("data", "nowhere.csv", "--data nowhere.csv: no such file or directory, and no built-in"),
+        ("data", "avazu(skew=x)", "skew must be a number, got 'x'"),
+        ("label", "click", "is built-in data: of the data options it takes only --limit"),
         ("device", "abacus", "--device abacus: torch cannot use it here: "),
         ("seed", "1", "--out /dev/null/no: Not a directory"),
         ("policy", "esd(1, workers=fast)", "leave a worker out by a share of 0, e.g. --quotas"),
@@ -102,6 +105,8 @@ def test_a_run_is_copied_into_its_folder_unless_it_is_there(tmp_path: Path) -> N
     assert path.read_text() == commented
     replace(run, steps=50).write_copy(tmp_path)
     assert read_run_file(path).steps == 50
+    replace(run, steps=60, resume=True).write_copy(tmp_path)  # which the next run has to ask for
+    assert (read_run_file(path).steps, read_run_file(path).resume) == (60, False)
 
 
 def test_a_run_file_names_itself(tmp_path: Path) -> None:

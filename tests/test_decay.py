@@ -64,7 +64,7 @@ def plain_with_decay(optimizer: str, stream: Sequence[Batch]) -> Trained:
     return Trained([layer.weight.detach().numpy() for layer in layers.values()], dense_of(model))
 
 
-@pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "nocache"])
+@pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "nocache", "embroute", "in-place"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad", "adam"])
 def test_touched_rows_decay_and_no_others(optimizer: str, policy: str) -> None:
     settings, stream = settings_of(policy, 3), batches(3, STEPS)

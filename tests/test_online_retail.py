@@ -61,22 +61,30 @@ def test_dense_columns_are_signed_logs(trace: Batch) -> None:
     np.testing.assert_allclose(trace.dense[:, 0].min(), -np.log1p(80_995), rtol=1e-6)
 
 
-def test_every_line_is_followed_by_its_negatives(trace: Batch, labelled: Batch) -> None:
+def test_every_line_stands_among_its_negatives(trace: Batch, labelled: Batch) -> None:
     assert len(labelled) == 3 * NUM_LINES
-    assert labelled.label.reshape(-1, 3).tolist()[:2] == [[1, 0, 0]] * 2
-    assert labelled.label.sum() == NUM_LINES
+    assert (labelled.label.reshape(-1, 3).sum(1) == 1).all()
     rows = labelled.rows.reshape(-1, 3, 5)
     lines = trace.rows.reshape(-1, 5)
-    np.testing.assert_array_equal(rows[:, 0], lines)
+    np.testing.assert_array_equal(rows[labelled.label.reshape(-1, 3) == 1], lines)
     for same in (0, 2, 3):  # invoice, customer, country
         np.testing.assert_array_equal(rows[:, :, same], np.repeat(lines[:, same, None], 3, axis=1))
+
+
+@pytest.mark.parametrize("negatives", [1, 2, 3])
+def test_a_samples_number_does_not_tell_its_label(negatives: int) -> None:
+    """Dealt one by one to any number of workers, everyone has as many of either label."""
+    label = next(RetailSource(negatives).chunks()).label
+    for workers in range(2, 9):
+        shares = [float(label[w::workers].mean()) for w in range(workers)]
+        np.testing.assert_allclose(shares, 1 / (1 + negatives), atol=0.03)
 
 
 def test_negatives_are_items_sold_before(trace: Batch, labelled: Batch) -> None:
     line_ids = ids(trace)
     item = line_ids[:, 1] * SIZES[4] + line_ids[:, 4]
     sold, first = np.unique(item, return_index=True)
-    drawn_ids = ids(labelled).reshape(-1, 3, 5)[:, 1:]
+    drawn_ids = ids(labelled)[labelled.label == 0].reshape(-1, 2, 5)
     drawn = drawn_ids[..., 1] * SIZES[4] + drawn_ids[..., 4]
     place = np.searchsorted(sold, drawn)
     np.testing.assert_array_equal(sold[place], drawn)

@@ -27,15 +27,17 @@ FIRST_DRAWS = 1000  # lines that early invoices draw their negatives from
 
 @dataclass(frozen=True)
 class RetailSource:
-    """Every invoice line in time order, each followed by `negatives` drawn ones.
+    """Every invoice line in time order, each among `negatives` drawn ones.
 
     Without negatives: five ids, dense log quantity and log price (signed: returns are negative),
-    no label. With k negatives: label 1 for a line of the trace, then k lines of label 0 with its
+    no label. With k negatives: label 1 for a line of the trace, and k lines of label 0 with its
     invoice, customer and country, but the item (stock code, description and price) of a line
     drawn evenly from all lines before the invoice (the first ones: from the first thousand), so
     by popularity so far; it may be an item that is on the invoice too. The label tells a real
     line from a drawn one; a cancellation is a real line. The quantity, which only real lines
-    have, is left out, and the price comes from a line that was really sold at it.
+    have, is left out, and the price comes from a line that was really sold at it. Where the real
+    line stands among its negatives is drawn: a label must not follow from a sample's number,
+    because samples may be dealt by it.
     """
 
     negatives: int = 0
@@ -70,16 +72,18 @@ class RetailSource:
                 yield one_hot(self._lines.rows_NF[lines].astype(np.int64), self._lines.dense[lines])
 
     def _labelled(self, lines: npt.NDArray[np.int64], random: np.random.Generator) -> Batch:
-        """The given lines, each followed by its negatives."""
+        """The given lines, each among its negatives."""
         data, copies = self._lines, 1 + self.negatives
         candidates = np.maximum(data.first_line[lines], FIRST_DRAWS)
         item = np.repeat(lines[:, None], copies, axis=1)
         item[:, 1:] = random.integers(0, candidates[:, None], (len(lines), self.negatives))
+        every, real = np.arange(len(lines)), random.integers(0, copies, len(lines))
+        item[every, 0], item[every, real] = item[every, real], lines
         rows = data.rows_NF[np.repeat(lines, copies)].astype(np.int64)
         rows[:, 1] = data.rows_NF[item.ravel(), 1]
         rows[:, 4] = data.rows_NF[item.ravel(), 4]
         label = np.zeros((len(lines), copies), np.float32)
-        label[:, 0] = 1
+        label[every, real] = 1
         return one_hot(rows, data.dense[item.ravel(), 1:], label.ravel())
 
 

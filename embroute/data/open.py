@@ -63,6 +63,23 @@ def open_source(
 ) -> Source:
     """The built-in data or the files that `text` names."""
     options = options or DataOptions()
+    found = _look_up(text, options)
+    if not isinstance(found, Reading):
+        return found
+    return open_files(found, _numbering(options), progress)
+
+
+def check_data(option: str, text: str, options: DataOptions) -> None:
+    """Refuse what `open_source` refuses before it reads samples; names the option."""
+    try:
+        _look_up(text, options)
+    except ValueError as error:
+        about = f"{option} " if str(error).startswith(text) else ""
+        raise ValueError(f"{about}{error}") from None
+
+
+def _look_up(text: str, options: DataOptions) -> Source | Reading:
+    """Built-in data, or files and what their columns are."""
     _check(options)
     name = text.partition("(")[0].strip()
     if name in built_in_names():
@@ -72,7 +89,7 @@ def open_source(
     except ValueError as error:
         known = ", ".join(built_in_names())
         raise ValueError(f"{error}, and no built-in data has this name ({known})") from None
-    return open_files(_reading(files, options), _numbering(options), progress)
+    return _reading(files, options)
 
 
 def _check(options: DataOptions) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from embroute.data.open import check_data
 from embroute.runtime.checkpoint_files import check_start, latest, step_of
 from embroute.runtime.heartbeat import EXIT_CODE
 from embroute.runtime.job import check_device
@@ -31,6 +32,7 @@ def launch(run: RunFile, restarts: int) -> None:
             f"{len(layout.nodes)} --nproc-per-node RANKS ... -m embroute.train FILE"
         )
     check_device(run.device)
+    check_data("--data", run.data, run.reading())
     _make_folder(run)
     (ranks,) = layout.nodes.values()
     # One thread per rank: several ranks share the machine's cores.

@@ -256,6 +256,8 @@ class Loop:
             _evaluate(self.ready.model, hold, watch)
         if watch is not None and hold.work is not None:
             watch.close(hold.work.step, self.run.policy, dict(hold.meter.seconds))
+        elif watch is not None:
+            watch.idle()
 
     def _step(self, samples: Samples) -> None:
         for optimizer in self.optimizers:

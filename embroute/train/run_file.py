@@ -157,7 +157,8 @@ class RunFile:
                 known = None  # of another version, say
             if known is not None and replace(known, resume=self.resume, out=self.out) == self:
                 return
-        self.write(path)
+        # That it was resumed once is no part of the run: the next one must ask for it itself.
+        replace(self, resume=False).write(path)
 
 
 def _option(name: str) -> str:

@@ -51,6 +51,8 @@ class Watch:
         self.moved_bytes = self.other_bytes = 0
         self.samples = self.steps = 0
         self.began = self._reported = self._shown = self._told = time.monotonic()
+        self._last: float | None = None  # when the step before ended, if this one followed at once
+        self._timed_s, self._timed_samples = 0.0, 0
         self._span, self._live = Span(), Span()
         self.folder, self.metrics = folder, dict[str, float]()
         self._loss = 0.0
@@ -69,6 +71,10 @@ class Watch:
         self.samples += samples
         self.steps += 1
         now = time.monotonic()
+        if self._last is not None:
+            self._timed_s += now - self._last
+            self._timed_samples += samples
+        self._last = now
         if now - self._shown >= LIVE_S and self.terminal.isatty():
             self.terminal.write("\r" + self._line(step, self._live, now - self._shown) + "\x1b[K")
             self.terminal.flush()
@@ -118,7 +124,7 @@ class Watch:
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation."""
-        self.metrics = metrics
+        self.metrics, self._last = metrics, None
         spent = round(time.monotonic() - self.began, 3)
         self._write({"step": step, "seconds": spent, "row_bytes": self.moved_bytes, **metrics})
         for name, value in metrics.items():
@@ -128,6 +134,19 @@ class Watch:
         self.terminal.write(f"{clear}step {step}  {text}\n")
         self.terminal.flush()
 
+    def _speed(self) -> float:
+        """Samples a second, without the first step, which compiles, and without evaluations."""
+        if self._timed_samples:
+            return self._timed_samples / max(1e-9, self._timed_s)
+        return self.samples / max(1e-9, time.monotonic() - self.began)
+
+    def idle(self) -> None:
+        """Say that there was nothing to train."""
+        self.terminal.write("nothing to train: the checkpoint is at the end of the run\n")
+        self.terminal.flush()
+        self._file.close()
+        self._board.close()
+
     def close(self, step: int, policy: str, seconds: dict[str, float]) -> None:
         """Write what is left, and the summary. `seconds`: where this worker's time went."""
         self._report(step, time.monotonic())
@@ -135,7 +154,7 @@ class Watch:
             policy,
             step + 1,
             self.samples,
-            self.samples / max(1e-9, time.monotonic() - self.began),
+            self._speed(),
             self._loss,
             self.metrics,
             self.moved_bytes,

@@ -1,0 +1,101 @@
+"""What is told of a run: a live line, JSON lines, TensorBoard, and a summary."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from embroute.report import SUMMARY
+from embroute.train import watch
+from embroute.train.watch import Watch
+
+BATCH = 100
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Seconds that pass only when they are told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        # Only there: TensorBoard's own threads wait by the real one.
+        monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+def train(eyes: Watch, clock: Clock, first: int, seconds: list[float]) -> None:
+    """Steps that take so long; each moves 5 MB and 1 MB over two links, vanilla twice as much."""
+    for step, spent in enumerate(seconds, first):
+        clock.now += spent
+        figures = np.array([5_000_000, 1_000_000, 6_000_000, 12_000_000])
+        eyes.step(step, BATCH, (3, 4), 0.5, figures)
+
+
+def test_speed_counts_neither_compilation_nor_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, terminal = Clock(monkeypatch), Terminal()
+    eyes = Watch(tmp_path, 6, terminal)
+    train(eyes, clock, 0, [30.0, 0.5, 0.5])
+    clock.now += 7.0
+    eyes.evaluated(3, {"auc": 0.75})
+    train(eyes, clock, 3, [4.0, 0.5, 0.5])
+    eyes.close(5, "vanilla", {})
+    summary = json.loads((tmp_path / SUMMARY).read_text())
+    assert summary["samples_per_s"] == pytest.approx(4 * BATCH / 2.0)
+    assert summary["samples"] == 6 * BATCH
+    assert "6 steps, 200 samples/s" in terminal.getvalue()
+
+
+def test_a_single_step_has_a_speed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    eyes = Watch(tmp_path, 1, Terminal())
+    train(eyes, clock, 0, [2.0])
+    eyes.close(0, "vanilla", {})
+    assert json.loads((tmp_path / SUMMARY).read_text())["samples_per_s"] == BATCH / 2.0
+
+
+def test_the_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, terminal = Clock(monkeypatch), Terminal()
+    eyes = Watch(tmp_path, 10, terminal)
+    train(eyes, clock, 0, [2.0])
+    line = "step 1/10  50 samples/s  loss 0.5000  hits 75 %  MB/s 2.5 0.5"
+    assert line in terminal.getvalue()
+    eyes.close(0, "vanilla", {})
+
+
+def test_scalars_are_in_tensorboard_and_lines_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    eyes = Watch(tmp_path, 2, Terminal())
+    train(eyes, clock, 0, [1.0, 1.0])
+    eyes.evaluated(2, {"auc": 0.75, "log_loss": 0.25})
+    eyes.close(1, "vanilla", {})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    expected = {"loss": 0.5, "hit_rate": 0.75, "samples_per_s": 100.0, "auc": 0.75}
+    for name, value in expected.items():
+        found = events.Scalars(name)
+        assert found[-1].value == pytest.approx(value), name
+        assert found[-1].step == 2
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 2]
+    assert lines[1]["row_bytes"] * 2 == lines[1]["vanilla_row_bytes"] == 24_000_000
+    assert lines[2]["auc"] == 0.75
+
+
+def test_nothing_to_train_is_said(tmp_path: Path) -> None:
+    terminal = Terminal()
+    Watch(tmp_path, 5, terminal).idle()
+    assert "nothing to train" in terminal.getvalue()
+    assert not (tmp_path / SUMMARY).exists()
