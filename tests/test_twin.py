@@ -54,6 +54,7 @@ EXACT = [
     "dispatch=herald sync=write-through evict=lfu",
     "unbounded(of=esd(0.5))",
 ]
+MORE = ["embroute(effort=auto)", "het(0)", "dispatch=esd sync=streamed(new=made)"]
 TOPOLOGIES = [(2, 1), (3, 2), (2, 2), (3, 1)]
 
 
@@ -67,7 +68,21 @@ def run(policy: str, optimizer: str, topology: tuple[int, int], steps: int) -> d
 @pytest.mark.parametrize("policy", EXACT)
 def test_exact_policies_equal_plain_torch(policy: str, optimizer: str) -> None:
     number = EXACT.index(policy) + OPTIMIZERS.index(optimizer)
-    workers, shards = TOPOLOGIES[number % len(TOPOLOGIES)]
+    assert_plain(policy, optimizer, TOPOLOGIES[number % len(TOPOLOGIES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("policy", [*EXACT, *MORE])
+def test_so_do_they_on_every_topology(
+    policy: str, optimizer: str, topology: tuple[int, int]
+) -> None:
+    assert_plain(policy, optimizer, topology)
+
+
+def assert_plain(policy: str, optimizer: str, topology: tuple[int, int]) -> None:
+    workers, shards = topology
     results = run(policy, optimizer, (workers, shards), STEPS)
     mine = gathered(results, workers, shards)
     mine.assert_equal(plain_cached(optimizer, workers, STEPS))
