@@ -253,6 +253,15 @@ def test_output_fits_80_columns_and_has_no_colours(arguments: tuple[str, ...]) -
     assert "…" not in result.output  # nothing is cut
 
 
+def test_one_host_is_said_to_cost_nothing(tmp_path: Path) -> None:
+    network = tmp_path / "box.yaml"
+    network.write_text("hosts: {box: {link: 1 gbit}}\nworkers: [box, box]\nshards: [box]\n")
+    policies = "in-place,vanilla,lower-bound"
+    result = run("compare", "--network", str(network), "--policies", policies, "--steps", "12")
+    assert result.exit_code == 0, result.output
+    assert "all workers and shards are on one host" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0441, "0.044"), (4.41, "4.4"), (99.7, "100"), (130.4, "130"), (44100.0, "44k"), (0.0, "0")],

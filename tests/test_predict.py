@@ -69,3 +69,4 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["predict", str(tmp_path), "--out", str(tmp_path / "x.csv")])
     assert isinstance(result.exception, ValueError)
     assert "no run.yaml here" in str(result.exception)
+    assert not list(tmp_path.iterdir())

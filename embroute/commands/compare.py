@@ -122,6 +122,8 @@ def compare(
     lines, details = run(names, job, Console(stderr=True))
     console = Console()
     console.print(table(lines, job, data))
+    if len(job.setup.cluster.used_hosts) == 1:
+        console.print("all workers and shards are on one host: no link carries rows, at no cost")
     for sentence in subsets(lines, job):
         console.print(sentence, highlight=False, markup=False)
     tell_bad_rows(source)

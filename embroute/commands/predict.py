@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 import click
+import numpy as np
+import numpy.typing as npt
 
 from embroute.commands.job_options import output_file
+
+F32 = npt.NDArray[np.float32]
 
 
 @click.command("predict")
@@ -32,14 +38,24 @@ def predict(run: Path, out: Path, data: str, part: str, batch: int, unlabelled: 
     from embroute.train.predict import Wanted, predictions
 
     output_file("--out", out)
-    count, partial = 0, out.with_name(out.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        for scores, labels in predictions(run, Wanted(data, part, unlabelled), batch):
-            if not count:
-                file.write("score,label\n" if len(labels) else "score\n")
-            columns = [scores, labels] if len(labels) else [scores]
-            for line in zip(*columns, strict=True):
-                file.write(",".join(f"{value:.9g}" for value in line) + "\n")
-            count += len(scores)
-    partial.replace(out)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            count = _write(file, predictions(run, Wanted(data, part, unlabelled), batch))
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
     click.echo(f"written: {out} ({count} samples)", err=True)
+
+
+def _write(file: TextIO, found: Iterable[tuple[F32, F32]]) -> int:
+    """Scores, and labels where there are some; how many."""
+    count = 0
+    for scores, labels in found:
+        if not count:
+            file.write("score,label\n" if len(labels) else "score\n")
+        columns = [scores, labels] if len(labels) else [scores]
+        for line in zip(*columns, strict=True):
+            file.write(",".join(f"{value:.9g}" for value in line) + "\n")
+        count += len(scores)
+    return count
