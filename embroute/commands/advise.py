@@ -48,7 +48,7 @@ from embroute.policy.setup import Setup, dims
 from embroute.simulate import Outcome
 
 SHOWN = 6
-PACED = {"embroute": DEFAULT_POLICY}  # deciding keeps up with training, whatever the machine
+PACED = {"embroute": DEFAULT_POLICY}  # as in training by default
 
 
 def worker_counts(text: str | None, most: int) -> tuple[int, ...]:

@@ -105,15 +105,22 @@ CELLS_A_LINE = 16
 
 
 @kernel
+def numbers(cells: Cells, rows_U: I64) -> I32:
+    """Numbers of the given rows."""
+    out_U = np.empty(len(rows_U), np.int32)
+    for u in range(len(rows_U)):
+        prefetch(cells.number_R, (rows_U[min(u + AHEAD, len(rows_U) - 1)],))
+        out_U[u] = cells.number_R[index(rows_U[u])]
+    return out_U
+
+
+@kernel
 def find(cells: Cells, rows_U: I64) -> Found:
     """Numbers, cells and sole holders of the given rows."""
-    number_R, cell_NW = cells.number_R, cells.cell_NW
+    cell_NW, number_U = cells.cell_NW, numbers(cells, rows_U)
     num_rows, num_workers = len(rows_U), cell_NW.shape[1]
-    number_U, only_U = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+    only_U = np.empty(num_rows, np.int32)
     copies_UW = np.empty((num_rows, num_workers), np.int32)
-    for u in range(num_rows):
-        prefetch(number_R, (rows_U[min(u + AHEAD, num_rows - 1)],))
-        number_U[u] = number_R[index(rows_U[u])]
     for u in range(num_rows):
         soon, number = number_U[min(u + AHEAD, num_rows - 1)], index(number_U[u])
         for w in range(0, num_workers, CELLS_A_LINE):
@@ -122,16 +129,6 @@ def find(cells: Cells, rows_U: I64) -> Found:
             copies_UW[index(u), index(w)] = cell_NW[number, index(w)]
         only_U[index(u)] = _sole_holder(copies_UW, index(u))
     return Found(number_U, copies_UW, only_U)
-
-
-@kernel
-def numbers(cells: Cells, rows_U: I64) -> I32:
-    """Numbers of the given rows."""
-    out_U = np.empty(len(rows_U), np.int32)
-    for u in range(len(rows_U)):
-        prefetch(cells.number_R, (rows_U[min(u + AHEAD, len(rows_U) - 1)],))
-        out_U[u] = cells.number_R[index(rows_U[u])]
-    return out_U
 
 
 # Marks of a slot, scratch of one planning; those of earlier plannings fade by themselves.

@@ -41,10 +41,11 @@ from embroute.kernels.transfers import (
     updates,
 )
 from embroute.policy.dispatch.infrequent import PERIOD, ranked_tables
-from embroute.policy.in_place import Moving, nothing_moves, unheld
+from embroute.policy.in_place import nothing_moves, unheld
 from embroute.policy.laws import check
 from embroute.policy.parts import Dealing, Extra, Policy, Scene, View
 from embroute.policy.plan import (
+    Moving,
     Plan,
     PlanError,
     drain,

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from embroute.kernels.caches import Cells, Found, Placement, numbers
 from embroute.kernels.codes import NO_HOLDER
 from embroute.kernels.order import Moves
-from embroute.kernels.transfers import NO_TRANSFERS, Transfers
+from embroute.kernels.transfers import NO_TRANSFERS
 from embroute.policy.parts import I64, Scene
-
-
-class Moving(NamedTuple):
-    """What a step does to caches before it computes."""
-
-    placement: Placement
-    returns: Transfers
-    evictions: Transfers
-    pulls: Transfers
-    moves: Moves
+from embroute.policy.plan import Moving
 
 
 def unheld(cells: Cells, rows_U: I64) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,16 @@ from embroute.policy.state import Outlook, State, dirty_rows
 
 class PlanError(RuntimeError):
     """A plan that breaks a law: a fault of a policy, never of its user."""
+
+
+class Moving(NamedTuple):
+    """What a step does to caches before it computes."""
+
+    placement: Placement
+    returns: Transfers
+    evictions: Transfers
+    pulls: Transfers
+    moves: Moves
 
 
 @dataclass(frozen=True)

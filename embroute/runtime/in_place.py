@@ -7,8 +7,7 @@ worker all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import accumulate
 
 from embroute.kernels.rows import Floats
 from embroute.runtime.mail import Mail
@@ -25,16 +24,15 @@ def shared_tables(mail: Mail, places: Places, widths: Widths) -> list[Floats]:
         count * whole * widths.dtype.itemsize
         for count, whole in zip(counts, widths.whole, strict=True)
     ]
-    ends = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
-    memory = mail.common_memory(max(_ALIGN, ends[-1] if ends else 0))
+    whole_lines = [-(-size // _ALIGN) * _ALIGN for size in sizes]
+    memory = mail.common_memory(max(_ALIGN, sum(whole_lines)))
     if memory is None:
         raise ValueError(
             "policy in-place: shards and workers share no memory; they must be on one Linux "
             "machine, without EMBROUTE_EXCHANGE=gloo"
         )
-    found = []
-    for size, end, count, whole in zip(sizes, ends, counts, widths.whole, strict=True):
-        first = end - -(-size // _ALIGN) * _ALIGN
+    found, firsts = [], accumulate(whole_lines[:-1], initial=0)
+    for first, size, count, whole in zip(firsts, sizes, counts, widths.whole, strict=True):
         rows = memory[first : first + size].view(widths.dtype)
         found.append(rows.reshape(count, whole))
     return found
