@@ -18,6 +18,8 @@ from safetensors.numpy import load_file
 
 from embroute.runtime.checkpoint_files import latest
 from embroute.runtime.seat import names
+from embroute.train.run_file import RUN_FILE, RunFile
+from tests.processes import TORCHRUN, begin, finish, pid_of
 
 OPTIONS = ["--workers", "2", "--batch", "64", "--dim", "8", "--hidden", "16", "--held-out", "0"]
 OPTIONS += ["--dtype", "float64"]
@@ -28,30 +30,7 @@ Tensors = dict[str, npt.NDArray[np.float64]]
 def start(folder: Path, *more: str, steps: int = STEPS) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "embroute", "train", *OPTIONS, "--out", str(folder)]
     command += ["--steps", str(steps), "--checkpoint-every", str(EVERY), *more]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
-def finish(run: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
-    try:
-        output, _ = run.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        raise
-    return run.returncode, output
-
-
-def pid_of(run: subprocess.Popen[str], name: str) -> int:
-    """The process of a rank, found by the launcher's children."""
-    local_rank = f"LOCAL_RANK={names(2, 1).index(name)}".encode()
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    for task in Path(f"/proc/{run.pid}/task").iterdir():
-        children += (task / "children").read_text().split()
-    for child in children:
-        if local_rank in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-            return int(child)
-    raise ProcessLookupError(name)
+    return begin(command)
 
 
 def wait_for_checkpoint(
@@ -95,9 +74,14 @@ def assert_same(mine: Path, other: Path) -> None:
         np.testing.assert_array_equal(array, its[name], err_msg=name)
 
 
-def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]], *more: str) -> str:
+def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]], *more: str) -> None:
+    """Kill ranks of `embroute train`; see `kill`."""
+    options = ["--restarts", str(len(kills)), "--peer-timeout", "15", *more]
+    kill(start(folder, *options), folder, kills)
+
+
+def kill(run: subprocess.Popen[str], folder: Path, kills: Sequence[tuple[str, float]]) -> None:
     """Kill ranks, each some time after a new checkpoint; the launcher starts all of them again."""
-    run = start(folder, "--restarts", str(len(kills)), "--peer-timeout", "15", *more)
     seen: Path | None = None
     for name, delay_s in kills:
         wait_for_checkpoint(run, folder, seen)
@@ -111,12 +95,30 @@ def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]], *more: str
     assert code == 0, output
     # A rank that is lost is named by those who lost it.
     assert all(f"lost {name}" in output or "no sign of life" in output for name, _ in kills)
-    return output
 
 
 def test_a_killed_rank_is_restarted_and_the_result_is_the_same(whole: Path, tmp_path: Path) -> None:
     kill_and_resume(tmp_path, [("shard0", 0.1)])
     assert_same(tmp_path, whole)
+
+
+def test_torchrun_restarts_it_as_well(whole: Path, tmp_path: Path) -> None:
+    RunFile(
+        workers=2,
+        batch=64,
+        dim="8",
+        hidden="16",
+        held_out=0,
+        dtype="float64",
+        steps=STEPS,
+        checkpoint_every=EVERY,
+        peer_timeout=15,
+        out=str(tmp_path / "run"),
+    ).write(tmp_path / RUN_FILE)
+    program = ["-m", "embroute.train", str(tmp_path / RUN_FILE)]
+    run = begin([*TORCHRUN, "--max-restarts", "1", *program])
+    kill(run, tmp_path / "run", [("worker0", 0.1)])
+    assert_same(tmp_path / "run", whole)
 
 
 def test_so_is_one_that_trains_rows_in_place(tmp_path: Path) -> None:

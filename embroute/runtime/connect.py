@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from embroute.runtime.ending import end_clearly
 from embroute.runtime.exchange import Channel, GlooChannel, Sums
 from embroute.runtime.heartbeat import Heartbeat
 from embroute.runtime.job import Settings
@@ -196,6 +197,7 @@ def take_seat(settings: Settings) -> Seat:
     timeout_s = settings.get("peer_timeout", 30.0)
     seat = stack.enter_context(connect(layout, settings.get("node", ""), timeout_s))
     atexit.register(_leave, stack)
+    end_clearly(seat.name)
     return seat
 
 

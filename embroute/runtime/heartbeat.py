@@ -8,8 +8,6 @@ time-out: a thread of its own watches how long ago the last answer came.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +18,8 @@ from typing import NoReturn, Self
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-EXIT_CODE = 75  # EX_TEMPFAIL: try again, a checkpoint is kept
+from embroute.runtime.ending import TRY_AGAIN, end
+
 LEFT = "left"
 
 
@@ -40,7 +39,6 @@ class Heartbeat:
         self._all_here = False
         self._answered = time.monotonic()
         self._stop, self._gone = threading.Event(), threading.Event()
-        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -112,7 +110,4 @@ class Heartbeat:
                 self._end(f"no answer from the host of the job's store for {self.patience_s:.0f} s")
 
     def _end(self, reason: str) -> NoReturn:
-        self._ending.acquire()  # never released: one thread speaks, and the process ends
-        sys.stderr.write(f"embroute: {self.name}: {reason}; ending\n")
-        sys.stderr.flush()
-        os._exit(EXIT_CODE)
+        end(self.name, f"{reason}; ending", TRY_AGAIN)

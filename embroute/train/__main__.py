@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import traceback
 from dataclasses import replace
@@ -13,8 +12,8 @@ from pathlib import Path
 import click
 
 from embroute.runtime.connect import connect
+from embroute.runtime.ending import TRY_AGAIN, end
 from embroute.runtime.exchange import LostPeerError
-from embroute.runtime.heartbeat import EXIT_CODE
 from embroute.train.rank import train_rank, write_record
 from embroute.train.run_file import read_run_file
 
@@ -44,23 +43,15 @@ def main(run_file: Path, node: str) -> None:
             ready = train_rank(run, seat, folder, _heed_sigterm(name))
             write_record(folder, name, ready)
     except ValueError as error:
-        _end(f"{name}: {error}", 2)
+        end(name, str(error), 2)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _end(f"{name}: {where}{error.strerror or error}", 1)
+        end(name, f"{where}{error.strerror or error}", 1)
     except LostPeerError as error:
-        _end(f"{name}: {error}", EXIT_CODE)
+        end(name, str(error), TRY_AGAIN)
     except Exception:
         traceback.print_exc()
-        _end(f"{name}: ended by an error of its own, above", 70)
-
-
-def _end(message: str, code: int) -> None:
-    """Leave at once: threads that wait for lost peers must not hold the process back."""
-    click.echo(f"embroute: {message}", err=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        end(name, "ended by an error of its own, above", 70)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from embroute.data.open import check_data
 from embroute.runtime.checkpoint_files import check_start, latest, step_of
-from embroute.runtime.heartbeat import EXIT_CODE
+from embroute.runtime.ending import TRY_AGAIN
 from embroute.runtime.job import check_device
 from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
 
 SAVING_S = 3600  # for the checkpoint after a SIGTERM
-_FOLLOWERS = (EXIT_CODE, -signal.SIGTERM)
+_FOLLOWERS = (TRY_AGAIN, -signal.SIGTERM)
 
 
 def launch(run: RunFile, restarts: int) -> None:

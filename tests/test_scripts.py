@@ -1,0 +1,92 @@
+"""Scripts of users' own that end before their time: one clear line of every rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from embroute.runtime.ending import NOTICE_S, OWN_ERROR, TRY_AGAIN
+from embroute.runtime.seat import names
+from tests.processes import TORCHRUN, begin, finish, pid_of
+from tests.test_example import ROUTED
+
+SECONDS = 30.0  # the default of peer_timeout
+
+
+def start(script: Path) -> subprocess.Popen[str]:
+    """A job of a script that has trained for a while."""
+    run = begin([*TORCHRUN, str(script), "--steps", "4000"])
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("step 50"):
+            return run
+    raise AssertionError(finish(run)[1])
+
+
+def said(output: str) -> dict[str, list[str]]:
+    """What each rank said of its end."""
+    found: dict[str, list[str]] = {}
+    for name, reason in re.findall(r"^embroute: (\w+): (.*)$", output, re.M):
+        found.setdefault(name, []).append(reason)
+    return found
+
+
+@pytest.mark.parametrize("killed", ["coordinator", "shard0", "worker1"])
+def test_a_killed_rank_is_named_by_every_other(killed: str) -> None:
+    run = start(ROUTED)
+    os.kill(pid_of(run, killed), signal.SIGKILL)
+    began = time.monotonic()
+    code, output = finish(run, 60)
+    assert time.monotonic() - began < SECONDS
+    assert code != 0
+    lines = said(output)
+    assert sorted(lines) == sorted(set(names(2, 1)) - {killed}), output
+    assert [len(reasons) for reasons in lines.values()] == [1, 1, 1], output
+    assert all(reason.startswith("lost ") for (reason,) in lines.values()), output
+    assert f"lost {killed}" in output
+    assert "LostPeerError" not in output  # no traceback but the launcher's own
+    assert f"exitcode  : {TRY_AGAIN} " in output
+
+
+def test_an_error_in_the_loop_keeps_its_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    broken = 'if step == 60 and ready.run.seat.name == "worker1":\n            oops()\n'
+    script.write_text(
+        ROUTED.read_text().replace("if step % REPORT", f"{broken}        if step % REPORT")
+    )
+    code, output = finish(start(script), 60)
+    assert code != 0
+    lines = said(output)
+    assert lines.pop("worker1") == ["ended by the error above"]
+    assert output.count("NameError: name 'oops' is not defined") == 1
+    assert [len(reasons) for reasons in lines.values()] == [1, 1, 1], output
+    assert "LostPeerError" not in output
+    assert f"exitcode  : {OWN_ERROR} " in output
+
+
+def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
+    """How a process ends that gets a signal in the middle of nothing."""
+    ours = "from embroute.runtime.ending import end_clearly; end_clearly('worker0')"
+    lines = ["import signal, time", before, ours, "print('here', flush=True)", "time.sleep(60)"]
+    run = begin([sys.executable, "-c", "\n".join(lines)])
+    assert run.stdout is not None
+    assert run.stdout.readline() == "here\n"
+    run.send_signal(number)
+    return finish(run, NOTICE_S + 20)
+
+
+def test_signals_end_it_in_one_line() -> None:
+    assert stopped("", signal.SIGTERM) == (143, "embroute: worker0: stopped by SIGTERM\n")
+    assert stopped("", signal.SIGINT) == (130, "embroute: worker0: interrupted\n")
+
+
+def test_a_handler_of_the_script_stays() -> None:
+    own = "signal.signal(signal.SIGTERM, lambda *_: exit(7))"
+    assert stopped(own, signal.SIGTERM) == (7, "")
