@@ -216,8 +216,9 @@ def train(
     optimizer: str,
     settings: Settings,
     made: Callable[[], Model] = seeded_model,
+    stop_after: int = 0,
 ) -> Result:
-    """The user's loop, as any rank of a job."""
+    """The user's loop, as any rank of a job; it may ask for the end after so many steps."""
     model = made()
     optimizers = optimizers_of(optimizer, model)
     schedules = schedules_of(optimizers)
@@ -238,6 +239,8 @@ def train(
             one.step()
         for schedule in schedules:
             schedule.step()
+        if len(losses) == stop_after:
+            ready.stop()
     tables = _tables(ready, seat)
     return Result(ready.meter, dense_of(model), tables, losses, ready.stamps, tuple(samples))
 

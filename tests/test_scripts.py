@@ -71,6 +71,21 @@ def test_an_error_in_the_loop_keeps_its_traceback(tmp_path: Path) -> None:
     assert f"exitcode  : {OWN_ERROR} " in output
 
 
+def test_a_loop_that_is_left_says_what_to_do_instead(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    left = "if step == 60:\n            break\n        "
+    script.write_text(ROUTED.read_text().replace("if step % REPORT", f"{left}if step % REPORT"))
+    code, output = finish(start(script), 60)
+    assert code != 0
+    lines = said(output)
+    assert sorted(lines) == sorted(names(2, 1)), output
+    for worker in ("worker0", "worker1"):
+        (reason,) = lines[worker]
+        assert reason.startswith("the loop was left after 60 steps, with more to come; ")
+        assert "ready.stop()" in reason
+    assert f"exitcode  : {OWN_ERROR} " in output
+
+
 def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
     """How a process ends that gets a signal in the middle of nothing."""
     ours = "from embroute.runtime.ending import end_clearly; end_clearly('worker0')"

@@ -63,6 +63,7 @@ class Coordinator:
         self._epoch_ends: list[int] = []  # samples read when each epoch ended
         self._samples_read = 0
         self._saved = self._looked = -1  # the last step after which it was done
+        self._enough = False  # whether a worker asks for an early end
 
     def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
         """Tell the ranks everything, from the first batch to the stop."""
@@ -77,7 +78,7 @@ class Coordinator:
             self._tell(STEP, [*shards, *workers])
             self.meter.steps += 1
             self._events(step.plan.step + 1)
-            if self.stop.is_set() or step.plan.step + 1 == self.schedule.max_steps:
+            if self._ends_after(step.plan.step + 1):
                 break
         self.meter.seconds["run"] += time.perf_counter() - began
         self._drain()
@@ -102,7 +103,9 @@ class Coordinator:
     def _tell(self, verb: int, notes: Sequence[Sequence[Array]]) -> None:
         began = time.perf_counter()
         peers = list(zip(self.seat.peers, notes, strict=True))
-        self.meter.other_bytes["notes"] += post(self.seat.plans, verb, peers)
+        told = post(self.seat.plans, verb, peers)
+        self._enough = self._enough or told.enough
+        self.meter.other_bytes["notes"] += told.nbytes
         self.meter.seconds["tell"] += time.perf_counter() - began
 
     def _flags(self, plan: Plan) -> int:
@@ -123,6 +126,9 @@ class Coordinator:
         link_W += np.rint(reduced_W).astype(np.int64)
         rows = moved.bytes_WKIP.sum() + round(float(reduced_W.sum()))
         return np.array([*link_W, rows, shadow.step(plan.now)], np.int64)
+
+    def _ends_after(self, done: int) -> bool:
+        return self.stop.is_set() or self._enough or done == self.schedule.max_steps
 
     def _looks_after(self, done: int) -> bool:
         every = self.schedule.look_every

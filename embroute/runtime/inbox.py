@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from embroute.runtime.wire import Array, pack, unpack
 
 Bytes = npt.NDArray[np.uint8]
 COORDINATOR = "coordinator"
-RECEIVED = np.ones(1, np.uint8)
+RECEIVED, ENOUGH = np.array([[1], [2]], np.uint8)  # answers to a note
 DEPTH = 2  # plans that wait at a rank while a step runs
 
 # What the coordinator tells the ranks to do next.
@@ -32,24 +32,34 @@ class Note:
     nbytes: int = 0  # on the wire
 
 
-def post(channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]) -> int:
-    """Send every rank its note and wait until all have it; returns the bytes sent.
+class Told(NamedTuple):
+    """What telling all ranks came to."""
+
+    nbytes: int
+    enough: bool  # whether one of them asks for an early end
+
+
+def post(channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]) -> Told:
+    """Send every rank its note and wait until all have it.
 
     What is only on its way would pile up in the network's buffers, and could not be called back.
     """
     packed = [(peer, pack(arrays)) for peer, arrays in bodies]
     heads = [(peer, np.array([verb, len(body)], np.int64).view(np.uint8)) for peer, body in packed]
-    channel.swap([*heads, *packed], [(peer, np.empty(1, np.uint8)) for peer, _ in packed])
-    return sum(len(body) + 16 for _, body in packed)
+    answers = np.empty((len(packed), 1), np.uint8)
+    receives = [(peer, own) for (peer, _), own in zip(packed, answers, strict=True)]
+    channel.swap([*heads, *packed], receives)
+    return Told(sum(len(body) + 16 for _, body in packed), bool((answers == ENOUGH).any()))
 
 
-def receive(channel: Channel) -> Note:
-    """Wait for the next note."""
+def receive(channel: Channel, enough: threading.Event | None = None) -> Note:
+    """Wait for the next note; `enough`, if set, asks the coordinator to end soon."""
     head = np.zeros(2, np.int64)
     channel.swap([], [(COORDINATOR, head.view(np.uint8))])
     body = np.empty(int(head[1]), np.uint8)
     channel.swap([], [(COORDINATOR, body)])
-    channel.swap([(COORDINATOR, RECEIVED)], [])
+    asks = enough is not None and enough.is_set()
+    channel.swap([(COORDINATOR, ENOUGH if asks else RECEIVED)], [])
     return Note(int(head[0]), unpack(body), head.nbytes + body.nbytes)
 
 
@@ -104,13 +114,13 @@ def background(name: str, work: Callable[[], None], tell: Handover[T]) -> thread
     return thread
 
 
-def listen(channel: Channel) -> Handover[Note]:
-    """Notes as they come, a few ahead; the last one is STOP."""
+def listen(channel: Channel, enough: threading.Event | None = None) -> Handover[Note]:
+    """Notes as they come, a few ahead; the last one is STOP, soon if `enough` gets set."""
     notes: Handover[Note] = Handover(DEPTH)
 
     def work() -> None:
         while True:
-            note = receive(channel)
+            note = receive(channel, enough)
             notes.put(note)
             if note.verb == STOP:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from embroute.runtime.checkpoint_files import (
 )
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
+from embroute.runtime.ending import OWN_ERROR, end
 from embroute.runtime.gather import gather
 from embroute.runtime.in_place import part_of, shared_tables
 from embroute.runtime.inbox import (
@@ -99,6 +101,14 @@ class Prepared:
         """This worker's held-out samples; see `Run.held_out`."""
         return iter(()) if self.run is None else self.run.held_out()
 
+    def stop(self) -> None:
+        """Ask for an early end, on any worker: the loop ends within a few steps, on all of them.
+
+        Those that are planned already must still be trained. A checkpoint and an evaluation follow
+        as they do after the last step.
+        """
+        self._worker.stop()
+
     def gather(self, own: torch.Tensor) -> torch.Tensor | None:
         """All workers' tensors one after the other, at the first worker; elsewhere None.
 
@@ -156,6 +166,7 @@ def prepare(
     Without a `seat` the rank takes its own in the job that torchrun has started.
     """
     check_names(settings)
+    in_script = seat is None
     seat = seat or take_seat(settings)
     job = describe(model, optimizer, seat, settings)
     start_from = _agree(job)
@@ -166,7 +177,21 @@ def prepare(
         shard = _serve(job, start_from)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
     run = _join(job, start_from)
+    if in_script:
+        atexit.register(_own_up, run)
     return Prepared(model, optimizer, Loader(run), run.meter, run)
+
+
+def _own_up(run: Run) -> None:
+    """At the end of a script: to leave the loop alone, while all others go on, is a mistake."""
+    if not run.finished:
+        step = 0 if run.work is None else run.work.step + 1
+        way_out = "to end early, give prepare max_steps=, or call ready.stop() and go on"
+        end(
+            run.seat.name,
+            f"the loop was left after {step} steps, with more to come; {way_out}",
+            OWN_ERROR,
+        )
 
 
 def _agree(job: Job) -> Resume | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class Courier:
     def __post_init__(self) -> None:
         self.ready: Handover[Ready] = Handover()
         self.done: Handover[int] = Handover()
+        self.enough = threading.Event()  # asks for an early end
         self._computing = False
 
     def start(self) -> None:
@@ -84,7 +86,7 @@ class Courier:
         background("rows", self._work, self.ready)
 
     def _work(self) -> None:
-        notes = listen(self.seat.plans)
+        notes = listen(self.seat.plans, self.enough)
         while True:
             note = notes.get()
             self._carry_out(note)
@@ -287,6 +289,10 @@ class Run:
                 raise RuntimeError(f"step {item.step}: ready.backward(loss) was not called")
             if item.about.flags & EPOCH_ENDS:
                 return
+
+    def stop(self) -> None:
+        """Ask for an early end; the steps that are planned already still come."""
+        self._courier.enough.set()
 
     def held_out(self) -> Iterator[object]:
         """This worker's held-out samples; where `evaluation_due`, and once after the last step."""

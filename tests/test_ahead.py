@@ -1,0 +1,112 @@
+"""The coordinator runs ahead of the workers, but not far, and ends when one of them asks for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from embroute.runtime import coordinator
+from embroute.runtime.checkpoint_files import latest, step_of
+from embroute.runtime.exchange import Channel
+from embroute.runtime.inbox import DEPTH, STEP, Told, post
+from embroute.runtime.local import run_local
+from embroute.runtime.prepare import prepare
+from embroute.runtime.seat import Seat
+from embroute.runtime.wire import Array
+from tests.jobs import (
+    Result,
+    batches,
+    gathered,
+    loss_of,
+    new_model,
+    optimizers_of,
+    plain,
+    settings_of,
+    train,
+)
+
+WORKERS, SHARDS = 2, 1
+FURTHEST = 1 + DEPTH + 1  # one is being carried out, and one more than there is room for has come
+SECONDS = 20.0  # for what takes milliseconds
+
+
+class Plans:
+    """Counts the plans that all ranks have."""
+
+    def __init__(self) -> None:
+        self.there, self.changed = 0, threading.Condition()
+
+    def post(
+        self, channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]
+    ) -> Told:
+        told = post(channel, verb, bodies)
+        with self.changed:
+            self.there += verb == STEP
+            self.changed.notify_all()
+        return told
+
+    def reach(self, count: int, seconds: float) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: self.there >= count, seconds)
+
+
+@pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "in-place"])
+def test_two_plans_wait_while_a_step_computes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, at = Plans(), 10
+    monkeypatch.setattr(coordinator, "post", plans.post)
+    found: list[bool] = []
+
+    def main(seat: Seat) -> None:
+        model = new_model()
+        optimizers = optimizers_of("sgd", model)
+        settings = settings_of(policy, WORKERS)
+        ready = prepare(model, optimizers, batches(1, 30), seat, **settings)
+        for step, batch in enumerate(ready.loader):
+            if step == at and ready.is_first_worker:
+                # Plans 0 to `at` have been used.
+                found.append(plans.reach(at + 1 + DEPTH, SECONDS))
+                found.append(plans.reach(at + 1 + FURTHEST + 1, 0.5))
+            ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    run_local(WORKERS, SHARDS, main)
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("policy", ["vanilla", "embroute(effort=200)", "in-place"])
+def test_a_worker_may_ask_for_the_end(policy: str, tmp_path: Path) -> None:
+    asked, steps = 20, 400
+    stream, settings = batches(3, steps), settings_of(policy, WORKERS)
+    settings["checkpoint"] = str(tmp_path)
+
+    def main(seat: Seat) -> Result:
+        stop_after = asked if seat.name == "worker1" else 0
+        return train(seat, stream, "adagrad", settings, stop_after=stop_after)
+
+    results = run_local(WORKERS, SHARDS, main)
+    trained = len(results["worker0"].losses)
+    assert asked <= trained <= asked + FURTHEST + 2  # an answer may have left just before
+    assert len(results["worker1"].losses) == trained
+    gathered(results, WORKERS, SHARDS).assert_equal(plain("adagrad", stream[:trained]))
+    saved = latest(tmp_path)
+    assert saved is not None
+    assert step_of(saved) == trained
+
+
+def test_only_workers_ask_for_it() -> None:
+    def main(seat: Seat) -> None:
+        model = new_model()
+        optimizers = optimizers_of("sgd", model)
+        ready = prepare(model, optimizers, batches(1, 2), seat, **settings_of("vanilla", WORKERS))
+        for batch in ready.loader:
+            ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+        if seat.role == "shard":
+            ready.stop()
+
+    with pytest.raises(RuntimeError, match="only workers train"):
+        run_local(WORKERS, SHARDS, main)
