@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from embroute.cost import KIND_NAMES, sum_cost_W, sum_share_W, transfer_cost_W
 from embroute.kernels.codes import UPDATE_PUSH
 from embroute.policy.bounds import Bound
+from embroute.policy.catalog import LOWER_BOUND
 from embroute.simulate import Job, Outcome
 
 SCHEMA_VERSION = 1
@@ -108,7 +109,7 @@ def bound_line(bound: Bound, job: Job) -> Line:
     sizes = zero | {"miss_pull": round(bound.pull_bytes), "update_push": round(bound.push_bytes)}
     sizes |= {"samples": 0, "plans": 0, "dense": 0}
     return Line(
-        "lower-bound",
+        LOWER_BOUND,
         rows,
         sizes,
         (),

@@ -250,11 +250,6 @@ def test_in_place_is_for_one_machine() -> None:
         assert len(one.cluster().used_hosts) == 1
 
 
-def test_what_in_place_would_have_moved() -> None:
-    settings = settings_of("vanilla", 2) | {"compare_with": "in-place"}
-    assert run(settings, batches(2, 3))["worker0"].losses
-
-
 def test_in_place_needs_memory_in_common(monkeypatch: Patch) -> None:
     monkeypatch.setattr(LocalMail, "common_memory", lambda mail, size: None)
     with pytest.raises(ValueError, match="policy in-place: shards and workers share no memory"):

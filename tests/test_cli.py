@@ -266,7 +266,7 @@ def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policy", "lower-bound"), "--policy 'lower-bound': no policy 'lower-bound' (there are"),
+        (("--policy", "lower-bound"), "--policy 'lower-bound': a line to compare policies with,"),
         (("--policy", "dispatch=x"), "--policy 'dispatch=x': no dispatch 'x' (there are block,"),
         (("--policy", "esd(1, workers=9)"), "numbers below 8 such as 0+1+2, got '9'"),
         (("--csv", "missing/x.csv"), "--csv missing/x.csv: the folder missing does not exist"),

@@ -21,8 +21,20 @@ from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
 from embroute.runtime.notes import step_notes
 from embroute.runtime.places import Places
+from embroute.runtime.prepare import prepare
+from embroute.runtime.seat import Seat
 from embroute.runtime.wire import packed_bytes
-from tests.jobs import Result, batches, crowded_settings, free_settings, settings_of, train
+from tests.jobs import (
+    Result,
+    batches,
+    crowded_settings,
+    free_settings,
+    loss_of,
+    optimizers_of,
+    seeded_model,
+    settings_of,
+    train,
+)
 from tests.promises import Promise, assert_kept, feed, promise
 
 STEPS, TOPOLOGY = 60, (3, 2)
@@ -111,6 +123,31 @@ def test_every_part_of_the_catalog_is_held_to_its_promise() -> None:
     text = " ".join(POLICIES)
     for names in (SYSTEMS, DISPATCHES, SYNCS, EVICTS):
         assert [name for name in names if name not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "other"), [("esd(1)", "vanilla"), ("vanilla", "in-place"), ("in-place", "herald")]
+)
+def test_what_another_policy_would_have_moved_is_told_in_every_step(
+    policy: str, other: str
+) -> None:
+    stream, figures = batches(3, STEPS), []
+    settings, its = settings_of(policy, 3), settings_of(other, 3)
+
+    def main(seat: Seat) -> None:
+        model = seeded_model()
+        optimizers = optimizers_of("sgd", model)
+        ready = prepare(model, optimizers, stream, seat, compare_with=other, **settings)
+        for batch in ready.loader:
+            if ready.is_first_worker and ready.run and ready.run.work:
+                figures.append(ready.run.work.figures[-2:].tolist())
+            ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+
+    run_local(*TOPOLOGY, main)
+    planned = (promise(stream, "sgd", TOPOLOGY, one) for one in (settings, its))
+    row_bytes = ([int(step.bytes_WKIP.sum()) for step in one.steps] for one in planned)
+    assert figures == [list(both) for both in zip(*row_bytes, strict=True)]
+    assert sum(own for own, _ in figures) != sum(others for _, others in figures)
 
 
 NOTE_BYTES, BLOCK_BYTES = 420, 36  # of a note with no rows at all, and of each block's head

@@ -19,11 +19,10 @@ from embroute.commands.sweeps import steps_bar
 from embroute.comparison import Line, bound_line, line
 from embroute.config import split_outside
 from embroute.data.open import DataOptions, open_source
-from embroute.policy.catalog import SYSTEMS, make_policy, policy_of
+from embroute.policy.catalog import LOWER_BOUND, SYSTEMS, make_policy, policy_of
 from embroute.simulate import Job, begin, bound, choose_workers, measure
 from embroute.views.detail import Compared, Detail, Recorder
 
-LOWER_BOUND = "lower-bound"
 YARDSTICK = "vanilla"
 DEFAULT = "nocache,vanilla,het(100),herald,esd(1),embroute,fae,scars,bagpipe,unbounded,lower-bound"
 

@@ -240,6 +240,9 @@ SYSTEMS: Mapping[str, Entry] = {
 }
 
 
+LOWER_BOUND = "lower-bound"  # compared with policies, and none itself
+
+
 def _make(kind: str, entries: Mapping[str, Entry], call: Call) -> object:
     if call.name not in entries:
         raise ValueError(f"no {kind} {call.name!r} (there are {', '.join(entries)})")
@@ -283,6 +286,11 @@ def make_policy(text: str) -> Policy:
     if "=" in parts[0].split("(")[0]:
         return _from_parts(text, parts)
     call = parse_call(text)
+    if call.name == LOWER_BOUND:
+        raise ValueError(
+            f"--policy {text!r}: a line to compare policies with, not a policy; embroute compare "
+            f"has it"
+        )
     workers = call.options.get("workers", "all")
     options = {key: value for key, value in call.options.items() if key != "workers"}
     policy = _make("policy", SYSTEMS, Call(call.name, call.args, options))
