@@ -137,7 +137,8 @@ def test_what_another_policy_would_have_moved_is_told_in_every_step(
     def main(seat: Seat) -> None:
         model = seeded_model()
         optimizers = optimizers_of("sgd", model)
-        ready = prepare(model, optimizers, stream, seat, compare_with=other, **settings)
+        told = settings | {"compare_with": other}
+        ready = prepare(model, optimizers, stream, seat, **told)
         for batch in ready.loader:
             if ready.is_first_worker and ready.run and ready.run.work:
                 figures.append(ready.run.work.figures[-2:].tolist())
