@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from embroute.runtime.optim import RowWiseAdagrad
-    from embroute.runtime.prepare import Prepared, prepare
+    from embroute.runtime.prepare import prepare
+    from embroute.runtime.prepared import Prepared
     from embroute.runtime.tables import route
 
 __version__ = version("embroute")
 __all__ = ["Prepared", "RowWiseAdagrad", "__version__", "prepare", "route"]
 
 _HOMES = {
-    "Prepared": "embroute.runtime.prepare",
+    "Prepared": "embroute.runtime.prepared",
     "RowWiseAdagrad": "embroute.runtime.optim",
     "prepare": "embroute.runtime.prepare",
     "route": "embroute.runtime.tables",

@@ -25,7 +25,8 @@ from embroute.runtime.job import Settings
 from embroute.runtime.meter import Meter
 from embroute.runtime.optim import RowWiseAdagrad
 from embroute.runtime.places import Places
-from embroute.runtime.prepare import Prepared, prepare
+from embroute.runtime.prepare import prepare
+from embroute.runtime.prepared import Prepared
 from embroute.runtime.seat import Seat
 from embroute.runtime.stamps import Stamps
 from embroute.runtime.tensor_feed import Lookup

@@ -185,3 +185,9 @@ def test_epochs_end_where_they_would_have_ended(tmp_path: Path) -> None:
     assert run_local(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [40, 0]
     settings["max_steps"] = 0
     assert run_local(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [20, 60]
+
+
+def test_an_epoch_that_prepare_was_not_told_of_is_an_error() -> None:
+    settings = settings_of("herald", 2)
+    with pytest.raises(ValueError, match=r"epoch 2 was begun, and prepare was told epochs=1: "):
+        run_local(2, 1, lambda seat: epochs(seat, batches(2, 5), settings))

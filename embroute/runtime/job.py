@@ -121,6 +121,11 @@ class Job:
         return Meter(log=StepLog() if self.settings.get("debug") == "steps" else None)
 
     @property
+    def epochs(self) -> int:
+        """How often the loader is read."""
+        return self.settings.get("epochs", 1)
+
+    @property
     def saving(self) -> Saving | None:
         """Where checkpoints go, if anywhere."""
         if "checkpoint" not in self.settings:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -40,8 +40,6 @@ from embroute.runtime.checkpoint_files import (
 )
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
-from embroute.runtime.ending import OWN_ERROR, end
-from embroute.runtime.gather import gather
 from embroute.runtime.in_place import part_of, shared_tables
 from embroute.runtime.inbox import (
     DRAIN,
@@ -56,13 +54,13 @@ from embroute.runtime.inbox import (
 )
 from embroute.runtime.job import Job, Settings, cache_size, check_names, describe
 from embroute.runtime.meter import Meter
+from embroute.runtime.prepared import Loader, Prepared, own_up
 from embroute.runtime.run import Courier, Dense, Run
 from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
-from embroute.runtime.stamps import Stamps
 from embroute.runtime.star import add_up
 from embroute.runtime.store import CacheStore, ShardStore
 from embroute.runtime.worker import Rows
@@ -70,79 +68,6 @@ from embroute.runtime.worker import Rows
 INITIAL_ROWS = 1 << 16  # filled at a time
 LEAVE_S = 10.0
 COUNTED_BATCHES = 256  # looked through for the access counts that hot sets are chosen by
-
-
-class Loader:
-    """A worker's samples, epoch by epoch; empty on ranks that do not train."""
-
-    def __init__(self, run: Run | None) -> None:
-        self._run = run
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(()) if self._run is None else self._run.samples()
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What `prepare` gives back: `run` on workers, `shard` on shards, and what the rank moved."""
-
-    model: nn.Module
-    optimizer: Optimizer | Sequence[Optimizer]
-    loader: Loader
-    meter: Meter
-    run: Run | None = None
-    shard: Shard | None = None
-
-    def backward(self, loss: torch.Tensor) -> float:
-        """Backward pass of the mean loss of this worker's samples; see `Run.backward`."""
-        return self._worker.backward(loss)
-
-    def held_out(self) -> Iterator[object]:
-        """This worker's held-out samples; see `Run.held_out`."""
-        return iter(()) if self.run is None else self.run.held_out()
-
-    def stop(self) -> None:
-        """Ask for an early end, on any worker: the loop ends within a few steps, on all of them.
-
-        Those that are planned already must still be trained. A checkpoint and an evaluation follow
-        as they do after the last step.
-        """
-        self._worker.stop()
-
-    def gather(self, own: torch.Tensor) -> torch.Tensor | None:
-        """All workers' tensors one after the other, at the first worker; elsewhere None.
-
-        Every worker must call it, at the same point of its loop.
-        """
-        parts = gather(self._worker.seat, own.detach().cpu().numpy())
-        return torch.from_numpy(np.concatenate(parts)) if parts else None
-
-    @property
-    def evaluation_due(self) -> bool:
-        """Whether the held-out data follows this step."""
-        return self.run is not None and self.run.evaluation_due
-
-    @property
-    def loss(self) -> float:
-        """Mean loss of the last step over all workers' samples."""
-        return self._worker.loss
-
-    @property
-    def stamps(self) -> Stamps | None:
-        """With `debug="versions"`: what this rank read, updated or took in; see `audit`."""
-        store = self.run.rows.store if self.run else self.shard.store if self.shard else None
-        return None if store is None else store.stamps
-
-    @property
-    def is_first_worker(self) -> bool:
-        """Whether this is the rank that should print and write."""
-        return self.run is not None and self.run.seat.index == 0
-
-    @property
-    def _worker(self) -> Run:
-        if self.run is None:
-            raise RuntimeError("only workers train; on this rank the loader is empty")
-        return self.run
 
 
 class Resume(NamedTuple):
@@ -178,20 +103,8 @@ def prepare(
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
     run = _join(job, start_from)
     if in_script:
-        atexit.register(_own_up, run)
-    return Prepared(model, optimizer, Loader(run), run.meter, run)
-
-
-def _own_up(run: Run) -> None:
-    """At the end of a script: to leave the loop alone, while all others go on, is a mistake."""
-    if not run.finished:
-        step = 0 if run.work is None else run.work.step + 1
-        way_out = "to end early, give prepare max_steps=, or call ready.stop() and go on"
-        end(
-            run.seat.name,
-            f"the loop was left after {step} steps, with more to come; {way_out}",
-            OWN_ERROR,
-        )
+        atexit.register(own_up, run)
+    return Prepared(model, optimizer, Loader(run, job.epochs), run.meter, run)
 
 
 def _agree(job: Job) -> Resume | None:
@@ -236,7 +149,7 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
     if resume is not None and not from_seed(resume.path, setup.seed):
         setup = replace(setup, seeded=False)
     schedule = Schedule(
-        job.settings.get("epochs", 1),
+        job.epochs,
         job.settings.get("max_steps", 0),
         job.settings.get("evaluate_every", 0),
         job.settings.get("checkpoint_every", 0),

@@ -30,7 +30,8 @@ from embroute.runtime.gather import gather
 from embroute.runtime.inbox import announce
 from embroute.runtime.job import Settings
 from embroute.runtime.optim import RowWiseAdagrad
-from embroute.runtime.prepare import Prepared, prepare
+from embroute.runtime.prepare import prepare
+from embroute.runtime.prepared import Prepared
 from embroute.runtime.run import Run
 from embroute.runtime.seat import Seat
 from embroute.runtime.tables import field_embeddings
