@@ -6,7 +6,7 @@ Everything is float64, so that results may be compared to the last few digits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -213,7 +213,7 @@ class Result:
 
 def train(
     seat: Seat,
-    stream: Sequence[Batch],
+    stream: Iterable[Batch],
     optimizer: str,
     settings: Settings,
     made: Callable[[], Model] = seeded_model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -139,10 +139,12 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
     if resume is not None:
         random = _random_state(resume.path)
         torch.set_rng_state(random)
-    items = iter(loader)
+    items, once = iter(loader), isinstance(loader, Iterator)
+    _check_readable(job, once)
     first = next(items, None)
     if first is None:
         raise ValueError("the loader is empty: it gave no batch at all")
+    items = chain([first], items)
     shape = job.feed.learn(first)
     batch = job.feed.batch(first)
     setup = replace(job.setup, schema=job.feed.schema, batch_size=len(batch))
@@ -154,7 +156,8 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
         job.settings.get("evaluate_every", 0),
         job.settings.get("checkpoint_every", 0),
     )
-    state = _first_state(job, setup, loader)
+    counted, items = _beginning(job, loader, items, once)
+    state = _first_state(job, setup, counted)
     same = resume is not None and resume.same_place
     if resume is not None:
         load_state(resume.path, state, same)
@@ -173,7 +176,7 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
     coordinator.greet(shape)
     if same and job.policy.exact:
         coordinator.refill()
-    coordinator.run(loader, chain([first], items))
+    coordinator.run(loader, items)
     return coordinator.meter
 
 
@@ -210,12 +213,38 @@ def _random_state(path: Path) -> torch.Tensor:
     return torch.tensor(read_position(path)["random"], dtype=torch.uint8)
 
 
-def _first_state(job: Job, setup: Setup, loader: Iterable[object]) -> State:
+def _check_readable(job: Job, once: bool) -> None:
+    """A generator cannot be read twice."""
+    if once and job.epochs > 1:
+        raise ValueError(
+            f"epochs={job.epochs}: the loader can be read only once, being an iterator; give "
+            f"something that can be iterated again, such as a DataLoader or a list"
+        )
+    if job.settings.get("evaluate_every") and isinstance(job.settings.get("held_out"), Iterator):
+        raise ValueError(
+            "held_out can be read only once, being an iterator, and evaluate_every reads it again "
+            "and again; give something that can be iterated again, such as a DataLoader or a list"
+        )
+
+
+def _beginning(
+    job: Job, loader: Iterable[object], items: Iterator[object], once: bool
+) -> tuple[Iterable[object], Iterator[object]]:
+    """The batches by whose counts a hot set is chosen, and what the first epoch reads."""
+    if job.policy.regroup is None:
+        return (), items
+    if not once:
+        return islice(loader, COUNTED_BATCHES), items
+    counted = list(islice(items, COUNTED_BATCHES))
+    return counted, chain(counted, items)
+
+
+def _first_state(job: Job, setup: Setup, counted: Iterable[object]) -> State:
     """Empty caches; a hot set is chosen by the counts of the first batches."""
     if job.policy.regroup is None:
         return start(job.policy, setup)
     counts = np.zeros(setup.schema.num_rows, np.int64)
-    for item in islice(loader, COUNTED_BATCHES):
+    for item in counted:
         rows = job.feed.batch(item).rows
         counts += np.bincount(rows[rows >= 0], minlength=len(counts))
     return start(job.policy, setup, counts)
