@@ -11,8 +11,8 @@ from pathlib import Path
 
 from embroute.policy.catalog import make_policy
 from embroute.runtime.connect import connect
-from embroute.runtime.job import Settings
 from embroute.runtime.layout import on_one_node
+from embroute.runtime.settings import Settings
 from tests.jobs import batches, settings_of, slow_settings, train
 
 STEPS = 200

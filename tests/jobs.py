@@ -21,13 +21,13 @@ from embroute.data.schema import Schema, Table
 from embroute.models.initial import initial_rows
 from embroute.policy.catalog import make_policy
 from embroute.policy.setup import Setup
-from embroute.runtime.job import Settings
 from embroute.runtime.meter import Meter
 from embroute.runtime.optim import RowWiseAdagrad
 from embroute.runtime.places import Places
 from embroute.runtime.prepare import prepare
 from embroute.runtime.prepared import Prepared
 from embroute.runtime.seat import Seat
+from embroute.runtime.settings import Settings
 from embroute.runtime.stamps import Stamps
 from embroute.runtime.tensor_feed import Lookup
 

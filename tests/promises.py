@@ -16,7 +16,8 @@ from embroute.policy.catalog import make_policy
 from embroute.policy.plan import Plan, drain, traffic
 from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
-from embroute.runtime.job import Settings, supposed
+from embroute.runtime.job import supposed
+from embroute.runtime.settings import Settings
 from embroute.runtime.tensor_feed import Layer, TensorFeed
 from tests.jobs import BATCH, SIZES, WIDTHS, Batch, Result, lookups, new_model, size_of
 

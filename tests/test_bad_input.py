@@ -19,8 +19,8 @@ import torch
 from embroute.cli import main
 from embroute.cluster import uniform
 from embroute.runtime.checkpoint_files import latest, read_manifest, verify
-from embroute.runtime.job import Settings
 from embroute.runtime.local import LocalMail, run_local
+from embroute.runtime.settings import Settings
 from embroute.train.run_file import RunFile, read_run_file
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
 
@@ -222,7 +222,15 @@ def test_settings_of_prepare(tmp_path: Path) -> None:
     for name, value, message in (
         ("polcy", "vanilla", "prepare: unknown setting 'polcy'"),
         ("policy", "esd(1, workers=fast)", "workers=fast is for compare and simulate"),
-        ("decay", -1.0, "decay= must be at least 0, got -1"),
+        ("decay", -1.0, "decay= must be a number of at least 0, got -1.0"),
+        ("decay", float("nan"), "decay= must be a number of at least 0, got nan"),
+        ("epochs", 0, "epochs= must be a whole number of at least 1, got 0"),
+        ("epochs", 1.5, "epochs= must be a whole number of at least 1, got 1.5"),
+        ("max_steps", -1, "max_steps= must be a whole number of at least 0, got -1"),
+        ("evaluate_every", 5, "evaluate_every=5 has no meaning without held_out="),
+        ("checkpoint_every", 5, "checkpoint_every=5 has no meaning without checkpoint="),
+        ("resume", True, "resume=True has no meaning without checkpoint="),
+        ("peer_timeout", "10", "peer_timeout= must be a number of at least 1, got '10'"),
         ("debug", "all", "debug= must be one of steps, versions, got 'all'"),
         ("cache", "x", "cache"),
     ):

@@ -265,10 +265,8 @@ def test_dense_goes_on(kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatc
     for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
         monkeypatch.delattr(module, name)
     other, loaded = dense_job(kind, dtype, seed=2)
-    group = loaded.optimizers[0].param_groups[0]
     torch.set_rng_state(checkpoint.load_dense(tmp_path, loaded))
     assert kept == str([x.state_dict() for x in (*loaded.optimizers, *loaded.extras.values())])
-    assert loaded.optimizers[0].param_groups[0] is group  # row optimizers read their rate in it
     train_dense(other, loaded, range(4, 8))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
+from embroute.runtime.settings import Settings
 from tests.jobs import Result, Trained, batches, gathered, settings_of, train
 
 STEPS, WORKERS, SHARDS = 40, 2, 1

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from embroute.kernels.codes import MISS_PULL
 from embroute.runtime.checkpoint_files import latest
-from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
+from embroute.runtime.settings import Settings
 from tests.jobs import (
     SIZES,
     Batch,

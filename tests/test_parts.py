@@ -14,9 +14,9 @@ from embroute.data.open import open_source
 from embroute.kernels.codes import LATE, MISS_PULL, MOST_PARTS, UPDATE_PUSH, URGENT
 from embroute.kernels.transfers import empty_counts
 from embroute.policy.setup import Setup
-from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
 from embroute.runtime.parcels import Item
+from embroute.runtime.settings import Settings
 from embroute.runtime.shard import Coming, Shard
 from embroute.simulate import Job, measure_named
 from tests.jobs import Result, batches, gathered, plain_cached, slow_settings, train

@@ -17,12 +17,12 @@ from embroute.policy.plan import traffic
 from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.feed import SampleFeed
-from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
 from embroute.runtime.notes import step_notes
 from embroute.runtime.places import Places
 from embroute.runtime.prepare import prepare
 from embroute.runtime.seat import Seat
+from embroute.runtime.settings import Settings
 from embroute.runtime.wire import packed_bytes
 from tests.jobs import (
     Result,

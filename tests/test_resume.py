@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from embroute.runtime.checkpoint_files import latest, saved
-from embroute.runtime.job import Settings
 from embroute.runtime.local import run_local
 from embroute.runtime.prepare import prepare
 from embroute.runtime.seat import Seat
+from embroute.runtime.settings import Settings
 from tests.jobs import (
     Batch,
     Result,

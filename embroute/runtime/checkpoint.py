@@ -315,16 +315,10 @@ def load_dense(path: Path, training: Training) -> torch.Tensor:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, object], path: Path) -> None:
-    groups = list(optimizer.param_groups)
     try:
         optimizer.load_state_dict(state)
     except ValueError as error:
         raise ValueError(f"{path.name}: {type(optimizer).__name__}: {error}") from None
-    # torch makes new groups, but others hold on to the old ones: they read the learning rate there.
-    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-        group.clear()
-        group.update(loaded)
-    optimizer.param_groups[:] = groups
 
 
 def save_cache(path: Path, worker: int, store: CacheStore | None, random: torch.Tensor) -> FileInfo:

@@ -18,11 +18,11 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from embroute.runtime.ending import end_clearly
 from embroute.runtime.exchange import Channel, GlooChannel, Sums
 from embroute.runtime.heartbeat import Heartbeat
-from embroute.runtime.job import Settings
 from embroute.runtime.layout import Layout, on_one_node
 from embroute.runtime.links import Links, open_channels
 from embroute.runtime.mail import CopiedMail, Mail
 from embroute.runtime.seat import Seat, names
+from embroute.runtime.settings import Settings
 from embroute.runtime.slabs import offer, take_offer
 from embroute.runtime.streams import StreamChannel
 from embroute.runtime.sums import FEW, is_near, shared_sums

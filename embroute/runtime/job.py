@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -15,13 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from embroute.cluster import Cluster, open_cluster, uniform
-from embroute.config import Size, parse_size
 from embroute.policy.catalog import DEFAULT_POLICY, policy_of
 from embroute.policy.parts import Policy
 from embroute.policy.plans import check_hosts
 from embroute.policy.setup import Setup
 from embroute.runtime.checkpoint import (
-    Stateful,
     identity_of,
 )
 from embroute.runtime.checkpoint_files import (
@@ -30,12 +25,12 @@ from embroute.runtime.checkpoint_files import (
 from embroute.runtime.feed import Feed, SampleFeed
 from embroute.runtime.layout import Layout
 from embroute.runtime.meter import Meter, StepLog
-from embroute.runtime.optim import RowOptimizer, row_optimizer
+from embroute.runtime.optim import Rate, RowOptimizer, row_optimizer
 from embroute.runtime.places import Places
 from embroute.runtime.routed import Desk, RoutedLayer
-from embroute.runtime.run import Rate
 from embroute.runtime.saving import Saving
 from embroute.runtime.seat import Seat
+from embroute.runtime.settings import Settings, cache_size
 from embroute.runtime.store import Widths
 from embroute.runtime.tables import (
     field_embeddings,
@@ -43,42 +38,7 @@ from embroute.runtime.tables import (
     replace_fields,
     replace_layers,
 )
-from embroute.runtime.tensor_feed import Lookups, TensorFeed
-
-
-class Settings(TypedDict, total=False):
-    """What a job may be told beside its model, optimizer and loader."""
-
-    policy: str
-    cache: Size | float | str
-    network: Cluster | str
-    shards: int  # of a job on one node; `nodes` says who sits where in any other
-    nodes: Mapping[str, Sequence[str]]
-    node: str  # this machine's name among them, unless it is its host name
-    peer_timeout: float
-    lookups: Lookups
-    min_rows: int
-    epochs: int
-    max_steps: int
-    quotas: tuple[float, ...]
-    compute_ms_per_sample: float  # of the reference worker; 0: not known
-    held_out: Iterable[object]
-    evaluate_every: int
-    decay: float
-    seed: int
-    device: str
-    compare_with: str
-    checkpoint: Path | str  # folder of checkpoints
-    checkpoint_every: int
-    keep: int
-    resume: bool  # from the newest checkpoint in the folder, if there is one
-    tables: Path | str  # initial values
-    extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
-    stop: threading.Event  # asks for a checkpoint and an early end
-    debug: str  # steps: count what moves step by step; versions: let versions travel with rows
-
-
-DEBUG = ("steps", "versions")
+from embroute.runtime.tensor_feed import TensorFeed
 
 
 @dataclass(frozen=True)
@@ -139,18 +99,6 @@ class Job:
         return identity_of(self.places, self.optimizer, self.widths.dtype, dense)
 
 
-def check_names(settings: Settings) -> None:
-    """Refuse a setting that nobody reads."""
-    unknown = sorted(set(settings) - set(Settings.__annotations__))
-    if unknown:
-        known = ", ".join(Settings.__annotations__)
-        raise ValueError(f"prepare: unknown setting {unknown[0]!r} (known: {known})")
-    if settings.get("debug", DEBUG[0]) not in DEBUG:
-        raise ValueError(f"debug= must be one of {', '.join(DEBUG)}, got {settings['debug']!r}")
-    if settings.get("debug") == "versions" and settings.get("resume"):
-        raise ValueError("debug='versions': a checkpoint holds no versions, so it must not resume")
-
-
 def describe(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
@@ -160,10 +108,7 @@ def describe(
     """Find the tables, take them out of model and optimizer, and size the caches."""
     feed, weights, widths = _tables(model, settings)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    decay = settings.get("decay", 0.0)
-    if not 0 <= decay < math.inf:
-        raise ValueError(f"decay= must be at least 0, got {decay:g}")
-    rows, rate = _take_out(weights, optimizers, decay)
+    rows, rate = _take_out(weights, optimizers, settings.get("decay", 0.0))
     policy = trainable(settings.get("policy", DEFAULT_POLICY))
     cluster = _cluster(policy, seat, settings, _dense_bytes(model, weights))
     setup = Setup(
@@ -247,12 +192,6 @@ def _known_shares(policy: Policy, cluster: Cluster) -> tuple[float, ...]:
     return tuple(1 / worker.slowness for worker in cluster.workers)
 
 
-def cache_size(settings: Settings) -> Size:
-    """The cache of a worker that a user asked for, however it was written."""
-    size = settings.get("cache", 0.1)
-    return size if isinstance(size, Size) else parse_size("cache", str(size))
-
-
 def _tables(
     model: nn.Module, settings: Settings
 ) -> tuple[Feed, list[torch.Tensor], tuple[int, ...]]:
@@ -278,22 +217,32 @@ def _take_out(
     weights: Sequence[torch.Tensor], optimizers: Sequence[Optimizer], decay: float
 ) -> tuple[RowOptimizer, Rate]:
     """Remove the tables from the optimizers; returns what will update their rows."""
-    missing, found = list(weights), list[tuple[RowOptimizer, Rate]]()
-    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
-    for optimizer, group in groups:
-        own = [p for p in group["params"] if any(p is weight for weight in weights)]
-        if not own:
-            continue
-        found.append((row_optimizer(optimizer, group), Rate(group)))
-        missing = [weight for weight in missing if all(weight is not p for p in own)]
-        group["params"] = [p for p in group["params"] if all(p is not table for table in own)]
-        for parameter in own:
-            optimizer.state.pop(parameter, None)
+    missing, found = list(weights), list[tuple[Optimizer, int]]()
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            own = [p for p in group["params"] if any(p is weight for weight in weights)]
+            if own:
+                found.append((optimizer, number))
+            missing = [weight for weight in missing if all(weight is not p for p in own)]
+            group["params"] = [p for p in group["params"] if all(p is not table for table in own)]
+            for parameter in own:
+                _forget(optimizer, parameter)
     if missing:
         raise ValueError(f"{len(missing)} of {len(weights)} tables are in no optimizer")
-    if any(rows != found[0][0] for rows, _ in found):
+    rows = [row_optimizer(optimizer, optimizer.param_groups[number]) for optimizer, number in found]
+    if any(one != rows[0] for one in rows):
         raise ValueError("all tables must have the same optimizer with the same settings")
-    return replace(found[0][0], decay=decay), found[0][1]
+    return replace(rows[0], decay=decay), Rate(rows[0], found)
+
+
+def _forget(optimizer: Optimizer, table: torch.Tensor) -> None:
+    """Drop what an optimizer keeps of a table before its first step."""
+    state = optimizer.state.pop(table, {})
+    if "step" in state and float(state["step"]) > 0:
+        raise ValueError(
+            f"{type(optimizer).__name__} has taken {float(state['step']):g} steps already, and its "
+            f"state of the tables cannot be taken over; prepare comes before the first step"
+        )
 
 
 def _check(setup: Setup, seat: Seat) -> None:

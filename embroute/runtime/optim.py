@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,9 +74,25 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                 param -= group["lr"] * grad / (state["sum"].sqrt() + group["eps"])
 
 
+# Whose steps are known: a class derived from one of them may take others.
+_KNOWN = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adagrad: "adagrad",
+    RowWiseAdagrad: "rowwise-adagrad",
+    torch.optim.SparseAdam: "adam",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adam",
+}
+
+
 def row_optimizer(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> RowOptimizer:
     """The row optimizer that does to a row what the user's torch optimizer would do to a group."""
-    lr = float(group["lr"])
+    name = _KNOWN.get(type(optimizer))
+    if name is None:
+        raise ValueError(
+            f"optimizer {type(optimizer).__name__} has no row form; use SGD, Adagrad, "
+            f"RowWiseAdagrad, SparseAdam or Adam"
+        )
     for option in ("weight_decay", "momentum", "lr_decay"):
         if group.get(option):
             raise ValueError(
@@ -86,16 +102,35 @@ def row_optimizer(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Ro
     for option in ("nesterov", "amsgrad", "maximize"):
         if group.get(option):
             raise ValueError(f"{type(optimizer).__name__}({option}=True) has no row form")
-    if isinstance(optimizer, torch.optim.SGD):
-        return RowOptimizer("sgd", lr)
-    if isinstance(optimizer, torch.optim.Adagrad):
-        start = float(group["initial_accumulator_value"])
-        return RowOptimizer("adagrad", lr, group["eps"], initial_state=start)
-    if isinstance(optimizer, RowWiseAdagrad):
-        return RowOptimizer("rowwise-adagrad", lr, group["eps"])
-    if isinstance(optimizer, torch.optim.SparseAdam | torch.optim.Adam):
-        return RowOptimizer("adam", lr, group["eps"], tuple(group["betas"]))
-    raise ValueError(
-        f"optimizer {type(optimizer).__name__} has no row form; use SGD, Adagrad, RowWiseAdagrad, "
-        f"SparseAdam or Adam"
+    return RowOptimizer(
+        name,
+        float(group["lr"]),
+        group.get("eps", RowOptimizer.eps),
+        tuple(group.get("betas", RowOptimizer.betas)),
+        initial_state=float(group.get("initial_accumulator_value", 0)),
     )
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Where the rows' learning rate is read: in the groups that the tables were in."""
+
+    rows: RowOptimizer  # as all of them were at first
+    groups: Sequence[tuple[torch.optim.Optimizer, int]]
+
+    @property
+    def lr(self) -> float:
+        """As any schedule has set it; everything else stays as it was."""
+        found = {row_optimizer(own, own.param_groups[number]) for own, number in self.groups}
+        if len(found) > 1:
+            rates = ", ".join(f"{rows.lr:g}" for rows in sorted(found, key=lambda rows: rows.lr))
+            raise ValueError(
+                f"a schedule gives tables different learning rates ({rates}): rows have one"
+            )
+        (now,) = found
+        if now.with_lr(self.rows.lr) != self.rows:
+            raise ValueError(
+                f"the tables' optimizer was {self.rows} and is {now}: of it only lr may change, by "
+                f"a schedule (OneCycleLR: cycle_momentum=False) or by a checkpoint"
+            )
+        return now.lr

@@ -52,13 +52,14 @@ from embroute.runtime.inbox import (
     background,
     listen,
 )
-from embroute.runtime.job import Job, Settings, cache_size, check_names, describe
+from embroute.runtime.job import Job, describe
 from embroute.runtime.meter import Meter
 from embroute.runtime.prepared import Loader, Prepared, own_up
 from embroute.runtime.run import Courier, Dense, Run
 from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
+from embroute.runtime.settings import Settings, cache_size, check_settings
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
 from embroute.runtime.star import add_up
@@ -90,7 +91,7 @@ def prepare(
     training ends, and the loader that comes back is empty. Only the coordinator reads `loader`.
     Without a `seat` the rank takes its own in the job that torchrun has started.
     """
-    check_names(settings)
+    check_settings(settings)
     in_script = seat is None
     seat = seat or take_seat(settings)
     job = describe(model, optimizer, seat, settings)

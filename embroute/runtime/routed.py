@@ -114,18 +114,34 @@ class RoutedLayer(nn.Module):
         """Know the look-ups of the layer, once the shape of batches is known."""
         self.calls = [(i, call) for i, call in enumerate(calls) if call.table == self.table]
 
-    def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        if name == "weight":
+            raise AttributeError(
+                f"{self.name} is routed: its rows are at the shards, and it has no weight here; "
+                f"prepare(decay=...) is a weight decay of rows, embroute checkpoint export has all "
+                f"of them"
+            )
+        return super().__getattr__(name)
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The rows of the step's next look-up; the ids must be those that `lookups` named."""
-        reading = self.desk.open()
+        if per_sample_weights is not None:
+            raise ValueError(f"{self.name}: per_sample_weights has no routed form")
+        reading, ids = self.desk.open(), input.detach().cpu().reshape(-1)
         if reading is not self._reading:
             self._reading, self._asked = reading, 0
         number, call = self.calls[self._asked % len(self.calls)]
         self._asked += 1
         expected = reading.ids[number]
-        if expected is not None and not torch.equal(ids.detach().cpu().reshape(-1), expected):
+        if expected is not None and not torch.equal(ids.to(expected.dtype), expected):
             raise ValueError(
                 f"{self.name} was asked for other ids than lookups() gave for it: "
-                f"{_difference(ids.detach().cpu().reshape(-1), expected)}"
+                f"{_difference(ids, expected)}"
             )
         return self.desk.look_up(call, self.mean)
 

@@ -33,6 +33,7 @@ from embroute.runtime.inbox import (
     listen,
 )
 from embroute.runtime.notes import EPOCH_ENDS, LAST_LOOK, LOOKS_AFTER, Work, read_work
+from embroute.runtime.optim import Rate
 from embroute.runtime.routed import Desk, Reading, RoutedLayer
 from embroute.runtime.script import Orders
 from embroute.runtime.seat import Seat
@@ -214,18 +215,6 @@ class Dense:
         else:
             self.seat.dense.sum(flat)
             self.sent_bytes += 2 * (workers - 1) * flat.nbytes // workers
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Where the rows' learning rate is read: a group of the user's optimizer."""
-
-    group: dict[str, object]
-
-    @property
-    def lr(self) -> float:
-        """As any schedule has set it."""
-        return float(self.group["lr"])  # type: ignore[arg-type]
 
 
 class Run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from embroute.models.embeddings import FieldEmbeddings
 from embroute.runtime.routed import Desk, RoutedFields, RoutedLayer
@@ -14,6 +15,7 @@ from embroute.runtime.tensor_feed import Layer
 
 Plain = nn.Embedding | nn.EmbeddingBag
 _MARK = "embroute_route"
+_PER_BATCH = ("max_norm", "scale_grad_by_freq")  # what a layer makes of all samples of a batch
 
 
 def route(layer: Plain, routed: bool = True) -> Plain:
@@ -37,27 +39,53 @@ class Found:
 
 
 def find_layers(model: nn.Module, min_rows: int) -> list[Found]:
-    """Layers that were marked, or have at least `min_rows` rows."""
+    """Layers that were marked, have at least `min_rows` rows, or have sparse gradients."""
     found = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
-        if getattr(module, _MARK, module.num_embeddings >= min_rows):
+        if getattr(module, _MARK, module.num_embeddings >= min_rows or module.sparse):
             found.append(Found(_layer(name, module), module))
+            continue
+        if module.sparse:
+            raise ValueError(
+                f"{name}: sparse=True, and not routed; the dense part has no sparse form"
+            )
+        for option in _PER_BATCH:
+            if value := getattr(module, option):
+                raise ValueError(f"{name}: {option}={value} depends on who computes a sample")
     if not found:
         raise ValueError(
             f"the model has no nn.Embedding or nn.EmbeddingBag of at least {min_rows} rows; "
             f"mark smaller ones with embroute.route(layer), or lower min_rows"
         )
+    _check_alone(model, found)
     return found
+
+
+def _check_alone(model: nn.Module, found: Sequence[Found]) -> None:
+    """A table that something else uses too would be trained apart from it."""
+    own = {id(entry.weight): entry for entry in found}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            entry = own.get(id(parameter))
+            if entry is not None and entry.module is not module:
+                raise ValueError(
+                    f"{entry.layer.name}: its weight is {path}.{name} too; rows travel for one "
+                    f"layer only (which may be called several times)"
+                )
+    if len({entry.weight.dtype for entry in found}) > 1:
+        types = ", ".join(f"{entry.layer.name} {entry.weight.dtype}" for entry in found)
+        raise ValueError(f"routed layers must have the same type of number, got {types}")
 
 
 def _layer(name: str, module: Plain) -> Layer:
     """What is known of a layer; refuses what rows that travel cannot do."""
     bag = isinstance(module, nn.EmbeddingBag)
-    for option in ("max_norm", "scale_grad_by_freq"):
-        if getattr(module, option):
-            raise ValueError(f"{name}: {option}={getattr(module, option)} has no routed form")
+    _check_plain(name, module)
+    for option in _PER_BATCH:
+        if value := getattr(module, option):
+            raise ValueError(f"{name}: {option}={value} has no routed form")
     mode = module.mode if isinstance(module, nn.EmbeddingBag) else "sum"
     if mode not in ("sum", "mean"):
         raise ValueError(f"{name}: mode must be sum or mean, got {mode!r}")
@@ -65,7 +93,25 @@ def _layer(name: str, module: Plain) -> Layer:
     if padding is not None and not module.weight.is_meta and bool(module.weight[padding].any()):
         raise ValueError(f"{name}: the row of padding_idx={padding} must be zeros")
     rows, width = module.num_embeddings, module.embedding_dim
-    return Layer(name, rows, width, bag, mode == "mean", padding)
+    last = isinstance(module, nn.EmbeddingBag) and module.include_last_offset
+    return Layer(name, rows, width, bag, mode == "mean", padding, last)
+
+
+def _check_plain(name: str, module: Plain) -> None:
+    """Refuse a layer that does more than to look rows up: what takes its place would not."""
+    kind = nn.EmbeddingBag if isinstance(module, nn.EmbeddingBag) else nn.Embedding
+    keep = f"embroute.route({name}, False) leaves the layer as it is"
+    if type(module).forward is not kind.forward or "forward" in vars(module):
+        raise ValueError(f"{name}: a forward() of its own has no routed form; {keep}")
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(module, each) for each in hooks):
+        raise ValueError(f"{name}: its hooks would not be called any more; {keep}")
+    if is_parametrized(module):
+        raise ValueError(f"{name}: a parametrized weight has no routed form; {keep}")
+    if not module.weight.requires_grad:
+        raise ValueError(f"{name}: its weight is frozen, and rows that travel are trained; {keep}")
+    if module.weight.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name}: rows must be float32 or float64, got {module.weight.dtype}")
 
 
 def replace_layers(model: nn.Module, found: Sequence[Found], desk: Desk) -> list[RoutedLayer]:
@@ -74,10 +120,11 @@ def replace_layers(model: nn.Module, found: Sequence[Found], desk: Desk) -> list
         entry.module: RoutedLayer(entry.layer.name, table, entry.layer.mean, desk)
         for table, entry in enumerate(found)
     }
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child in routed:
-                setattr(parent, name, routed[child])
+    # Every name of a layer, also where it has several.
+    for path, child in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child in routed:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, routed[child])
     return list(routed.values())
 
 

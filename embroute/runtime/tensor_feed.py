@@ -30,6 +30,7 @@ class Layer:
     bag: bool
     mean: bool = False
     padding: int | None = None
+    last_offset: bool = False  # whether offsets end with the number of all ids
 
 
 class _Asked(NamedTuple):
@@ -38,6 +39,25 @@ class _Asked(NamedTuple):
     table: int
     ids: torch.Tensor
     offsets: torch.Tensor | None
+    size: int  # samples
+
+
+def _asked(table: int, layer: Layer, entry: object) -> _Asked:
+    """One look-up as a user gives it."""
+    parts = entry if isinstance(entry, tuple) else (entry,)
+    fit = 1 <= len(parts) <= 1 + layer.bag
+    if not fit or any(
+        not isinstance(p, torch.Tensor) or p.ndim < 1 or p.is_floating_point() for p in parts
+    ):
+        form = "a tensor of whole numbers, samples first"
+        pair = " (or a pair of such tensors: flat ids and offsets)" if layer.bag else ""
+        kinds = ", ".join(
+            str(p.dtype) if isinstance(p, torch.Tensor) else type(p).__name__ for p in parts
+        )
+        raise ValueError(f"lookups: {layer.name}: expected {form}{pair}, got {kinds}")
+    ids, *rest = parts
+    size = len(rest[0]) - layer.last_offset if rest else len(ids)
+    return _Asked(table, ids, rest[0] if rest else None, size)
 
 
 def flatten(tree: object, leaves: list[torch.Tensor]) -> object:
@@ -151,16 +171,15 @@ class TensorFeed:
         for table, name in enumerate(names):
             value = named[name]
             pair = isinstance(value, tuple) and len(value) == 2 and self.layers[table].bag
-            entries = [value] if pair or isinstance(value, torch.Tensor) else list(value)
-            for entry in entries:
-                ids, offsets = entry if isinstance(entry, tuple) else (entry, None)
-                asked.append(_Asked(table, ids, offsets))
+            several = not pair and isinstance(value, list | tuple)
+            for entry in value if several else [value]:
+                asked.append(_asked(table, self.layers[table], entry))
         return asked
 
     def batch(self, item: object) -> Batch:
         """Rows of all look-ups, sample by sample; other tensors as opaque columns."""
         asked = self._asked(item)
-        size = _num_samples(asked[0])
+        size = asked[0].size
         leaves: list[torch.Tensor] = []
         if flatten(item, leaves) != self._tree:
             raise ValueError("a batch has another nest of tensors than the first one had")
@@ -196,9 +215,10 @@ class TensorFeed:
     def _global(self, entry: _Asked, first_row: int, size: int) -> tuple[I64, I64]:
         """Global rows of a look-up, and how many each sample has per field."""
         layer, ids = self.layers[entry.table], entry.ids.detach().cpu().numpy().astype(np.int64)
-        if _num_samples(entry) != size:
+        if entry.size != size:
             raise ValueError(
-                f"lookups: {layer.name} has {_num_samples(entry)} samples, others have {size}"
+                f"lookups: {layer.name} has {entry.size} samples, others have {size}"
+                + (" (with include_last_offset offsets have one more)" * layer.last_offset)
             )
         if layer.bag and entry.offsets is None and ids.ndim != 2:
             raise ValueError(
@@ -215,7 +235,13 @@ class TensorFeed:
         if entry.offsets is None:
             return rows, np.array(ids.shape[1] if layer.bag else 1)
         bounds = np.append(entry.offsets.cpu().numpy().astype(np.int64), len(flat))[: size + 1]
-        return rows, np.diff(bounds)[:, None]
+        counts = np.diff(bounds)
+        if bounds[0] != 0 or bounds[-1] != len(flat) or (counts < 0).any():
+            raise ValueError(
+                f"lookups: {layer.name}: offsets must begin with 0 and never fall or exceed the "
+                f"{len(flat)} ids, got {bounds.tolist()[:8]}"
+            )
+        return rows, counts[:, None]
 
     def part(self, dealt: Dealt) -> object:
         """The same nest, with a worker's samples."""
@@ -255,14 +281,10 @@ class TensorFeed:
         starts = dealt.offsets[:-1].reshape(-1, fields)[:, call.first : call.last].ravel()
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         ids = dealt.ids[np.repeat(starts, lengths) + within]
-        padding = self.layers[call.table].padding
-        found = torch.from_numpy(np.where(ids < 0, 0 if padding is None else padding, ids))
-        offsets = torch.from_numpy(np.cumsum(lengths) - lengths)
+        layer, ends = self.layers[call.table], np.concatenate([[0], np.cumsum(lengths)])
+        found = torch.from_numpy(np.where(ids < 0, layer.padding or 0, ids))
+        offsets = torch.from_numpy(ends if layer.last_offset else ends[:-1])
         return found, offsets
-
-
-def _num_samples(entry: _Asked) -> int:
-    return len(entry.ids) if entry.offsets is None else len(entry.offsets)
 
 
 def _columns(

@@ -28,12 +28,12 @@ from embroute.models.samples import Samples
 from embroute.policy.setup import dims
 from embroute.runtime.gather import gather
 from embroute.runtime.inbox import announce
-from embroute.runtime.job import Settings
 from embroute.runtime.optim import RowWiseAdagrad
 from embroute.runtime.prepare import prepare
 from embroute.runtime.prepared import Prepared
 from embroute.runtime.run import Run
 from embroute.runtime.seat import Seat
+from embroute.runtime.settings import Settings
 from embroute.runtime.tables import field_embeddings
 from embroute.train.run_file import CHECKPOINTS, RunFile
 
