@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.feed import SampleFeed
 from embroute.runtime.local import run_local
+from embroute.runtime.meter import DRAIN, EARLY, URGENT
 from embroute.runtime.notes import step_notes
 from embroute.runtime.places import Places
 from embroute.runtime.prepare import prepare
@@ -149,6 +150,31 @@ def test_what_another_policy_would_have_moved_is_told_in_every_step(
     row_bytes = ([int(step.bytes_WKIP.sum()) for step in one.steps] for one in planned)
     assert figures == [list(both) for both in zip(*row_bytes, strict=True)]
     assert sum(own for own, _ in figures) != sum(others for _, others in figures)
+
+
+@pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "bagpipe(3)", "embroute", "het(3)"])
+def test_both_ends_count_the_same_by_phase_peer_and_kind(policy: str) -> None:
+    workers, shards = TOPOLOGY
+    stream, settings = batches(3, STEPS), settings_of(policy, workers) | {"debug": "steps"}
+    results = run_local(workers, shards, lambda seat: train(seat, stream, "sgd", settings))
+    phases = set()
+    for i, k in product(range(workers), range(shards)):
+        mine, its = results[f"worker{i}"].meter, results[f"shard{k}"].meter
+        assert mine.log is not None
+        logged = sum(rows for (_, peer), rows in mine.log.rows.items() if peer == k)
+        own = {phase: rows for (phase, peer), rows in mine.rows.items() if peer == f"shard{k}"}
+        np.testing.assert_array_equal(sum(own.values()), logged)
+        for phase, rows in own.items():
+            np.testing.assert_array_equal(its.rows[phase, f"worker{i}"], rows)
+            np.testing.assert_array_equal(
+                its.bytes[phase, f"worker{i}"], mine.bytes[phase, f"shard{k}"]
+            )
+            phases.add(phase)
+        assert sum(mine.waited_s[phase, f"shard{k}"] for phase in own) > 0
+    assert {EARLY, URGENT} <= phases <= {EARLY, URGENT, DRAIN}
+    entries = results["worker0"].meter.record()["peers"]
+    assert isinstance(entries, list)
+    assert {entry["peer"] for entry in entries} == {"shard0", "shard1"}
 
 
 NOTE_BYTES, BLOCK_BYTES = 420, 36  # of a note with no rows at all, and of each block's head

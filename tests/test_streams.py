@@ -178,7 +178,7 @@ def test_messages_of_one_peer_are_one_stream(most: int) -> None:
     with left, right:
         for sock in (left, right):
             sock.setblocking(False)
-        here, there = (np.array([[sock.fileno(), 1]], np.int32) for sock in (left, right))
+        here, there = (np.array([[sock.fileno(), 1, 0]], np.int64) for sock in (left, right))
         while in_M4[:, LEFT].any():
             assert begin(out_M4, 0, len(out_M4), here) == (DONE, 0)
             first = 1 + int(np.argmax(in_M4[:, LEFT] > 0))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from typing import Any
 
 import numba
@@ -27,6 +28,7 @@ _option = types.int32(types.int32, types.int32, types.int32, types.uintp, types.
 _setsockopt: Any = types.ExternalFunction("setsockopt", _option)
 _poll: Any = types.ExternalFunction("poll", types.int32(types.uintp, types.uintp, types.int32))
 _pointer: Any = types.CPointer
+_clock: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
 _errno: Any = types.ExternalFunction("__errno_location", _pointer(types.int32)())
 _carray: Any = numba.carray  # type: ignore[attr-defined]
 
@@ -40,8 +42,10 @@ FEW, MOST = 4096, 1 << 20  # bytes: of fewer any one wakes us, and more are not 
 
 IN, OUT = 0, 1
 PEER, DIRECTION, ADDRESS, LEFT = range(4)  # of a message: the bytes that have not moved yet
-FILE, WOKEN = 0, 1  # of a peer: its socket, and how many bytes of it wake us
+# Of a peer: its socket, how many bytes of it wake us, and the nanoseconds we have waited for it.
+FILE, WOKEN, WAITED = range(3)
 DONE, LATER = -1, -2
+STEADY = int(getattr(time, "CLOCK_MONOTONIC", 0))
 PIECES = 64  # of memory that one call to the system moves
 # What sendmsg and recvmsg take, as words: pieces are at IOVEC, IOVLEN of them.
 WORDS, IOVEC, IOVLEN = 7, 2, 3
@@ -104,7 +108,7 @@ def _move(message_M4: I64, m: int, fd: int) -> int:
 
 
 @kernel
-def _push(message_M4: I64, peer_P2: I32, blocked_DP: Bools) -> tuple[int, int]:
+def _push(message_M4: I64, peer_P3: I64, blocked_DP: Bools) -> tuple[int, int]:
     """Move what can be moved without waiting; a peer that is lost and why, or DONE.
 
     `blocked_DP`: peers whose next message waits; those that are marked are not tried.
@@ -112,7 +116,7 @@ def _push(message_M4: I64, peer_P2: I32, blocked_DP: Bools) -> tuple[int, int]:
     for m in range(len(message_M4)):
         p, direction = message_M4[m, PEER], message_M4[m, DIRECTION]
         if message_M4[m, LEFT] > 0 and not blocked_DP[direction, p]:
-            outcome = _move(message_M4[m:], 0, peer_P2[p, FILE])
+            outcome = _move(message_M4[m:], 0, peer_P3[p, FILE])
             if outcome >= 0:
                 return p, outcome
             blocked_DP[direction, p] = outcome == LATER
@@ -120,41 +124,55 @@ def _push(message_M4: I64, peer_P2: I32, blocked_DP: Bools) -> tuple[int, int]:
 
 
 @kernel
-def _expect(message_M4: I64, peer_P2: I32) -> I64:
+def _expect(message_M4: I64, peer_P3: I64) -> I64:
     """Let the system wake us when all that is awaited of a peer is there, not at every packet.
 
     Returns how many bytes that is.
     """
-    wanted_P = np.zeros(len(peer_P2), np.int64)
+    wanted_P = np.zeros(len(peer_P3), np.int64)
     for m in range(len(message_M4)):
         if message_M4[m, DIRECTION] == IN:
             wanted_P[message_M4[m, PEER]] += message_M4[m, LEFT]
     value = np.empty(1, np.int32)
-    for p in range(len(peer_P2)):
+    for p in range(len(peer_P3)):
         value[0] = min(wanted_P[p], MOST) if wanted_P[p] > FEW else 1
-        if wanted_P[p] > 0 and value[0] != peer_P2[p, WOKEN]:
-            peer_P2[p, WOKEN] = value[0]
-            _setsockopt(peer_P2[p, FILE], LEVEL, LEAST, value.ctypes.data, np.uint32(4))
+        if wanted_P[p] > 0 and value[0] != peer_P3[p, WOKEN]:
+            peer_P3[p, WOKEN] = value[0]
+            _setsockopt(peer_P3[p, FILE], LEVEL, LEAST, value.ctypes.data, np.uint32(4))
     return wanted_P
 
 
 @kernel
-def _wait(wanted_P: I64, peer_P2: I32, blocked_DP: Bools, timeout_ms: int) -> bool:
+def _now(reading_2: I64) -> int:
+    """Nanoseconds of a clock that never goes back."""
+    _clock(STEADY, reading_2.ctypes.data)
+    return int(reading_2[0] * 1_000_000_000 + reading_2[1])
+
+
+@kernel
+def _wait(wanted_P: I64, peer_P3: I64, blocked_DP: Bools, timeout_ms: int) -> bool:
     """Wait until a blocked peer can go on, and unmark it; not if the time is over or a signal came.
 
     While something cannot leave, whatever comes is taken in, awaited or not: the other end may not
     read before it has sent. `asked_P2` is an array of struct pollfd: a file, what is asked, and
     above it what happened.
     """
-    asked_P2, stuck = np.zeros((len(peer_P2), 2), np.int32), blocked_DP[OUT].any()
-    for p in range(len(peer_P2)):
+    asked_P2, stuck = np.zeros((len(peer_P3), 2), np.int32), blocked_DP[OUT].any()
+    for p in range(len(peer_P3)):
         comes = wanted_P[p] > 0 or (stuck and blocked_DP[IN, p])
         events = READABLE * comes + WRITABLE * blocked_DP[OUT, p]
-        asked_P2[p, 0] = peer_P2[p, FILE] if events else -1  # which poll skips
+        asked_P2[p, 0] = peer_P3[p, FILE] if events else -1  # which poll skips
         asked_P2[p, 1] = events
-    if _poll(asked_P2.ctypes.data, np.uint64(len(peer_P2)), timeout_ms) <= 0:
+    reading_2 = np.empty(2, np.int64)
+    began = _now(reading_2)
+    ready = _poll(asked_P2.ctypes.data, np.uint64(len(peer_P3)), timeout_ms)
+    spent = _now(reading_2) - began
+    for p in range(len(peer_P3)):
+        if wanted_P[p] > 0 or blocked_DP[OUT, p]:
+            peer_P3[p, WAITED] += spent
+    if ready <= 0:
         return False
-    for p in range(len(peer_P2)):
+    for p in range(len(peer_P3)):
         happened = asked_P2[p, 1] >> 16
         if happened & ~WRITABLE:  # an error too is met by trying
             blocked_DP[IN, p] = False
@@ -164,30 +182,30 @@ def _wait(wanted_P: I64, peer_P2: I32, blocked_DP: Bools, timeout_ms: int) -> bo
 
 
 @kernel
-def begin(message_M4: I64, start: int, count: int, peer_P2: I32) -> tuple[int, int]:
+def begin(message_M4: I64, start: int, count: int, peer_P3: I64) -> tuple[int, int]:
     """Send what leaves without waiting; a peer that is lost and why, or DONE."""
-    blocked_DP = np.zeros((2, len(peer_P2)), np.bool_)
+    blocked_DP = np.zeros((2, len(peer_P3)), np.bool_)
     blocked_DP[IN] = True
-    return _push(message_M4[start : start + count], peer_P2, blocked_DP)
+    return _push(message_M4[start : start + count], peer_P3, blocked_DP)
 
 
 @kernel
 def drive(
-    message_M4: I64, start: int, first: int, count: int, peer_P2: I32, timeout_ms: int
+    message_M4: I64, start: int, first: int, count: int, peer_P3: I64, timeout_ms: int
 ) -> tuple[int, int]:
     """Move messages until the first few are done; a peer that is lost and why, DONE, or LATER.
 
     Of the others what can be moved meanwhile.
     """
     message_M4 = message_M4[start : start + count]
-    blocked_DP = np.zeros((2, len(peer_P2)), np.bool_)
+    blocked_DP = np.zeros((2, len(peer_P3)), np.bool_)
     while message_M4[:first, LEFT].any():
-        lost, why = _push(message_M4, peer_P2, blocked_DP)
+        lost, why = _push(message_M4, peer_P3, blocked_DP)
         if lost >= 0:
             return lost, why
         if not message_M4[:first, LEFT].any():
             break
-        wanted_P = _expect(message_M4[:first], peer_P2)
-        if not _wait(wanted_P, peer_P2, blocked_DP, timeout_ms):
+        wanted_P = _expect(message_M4[:first], peer_P3)
+        if not _wait(wanted_P, peer_P3, blocked_DP, timeout_ms):
             return LATER, 0  # signals are Python's business
     return DONE, 0

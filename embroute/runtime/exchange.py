@@ -8,7 +8,9 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +50,11 @@ class Channel(Protocol):
         """Send and receive all messages; returns when every one has left or arrived."""
         ...
 
+    @property
+    def waited_s(self) -> Mapping[str, float]:
+        """Seconds spent waiting for each peer, while others may have been awaited too."""
+        ...
+
     def close(self) -> None:
         """Nothing is sent any more."""
         ...
@@ -66,15 +73,18 @@ class GlooPosted:
     """Handles of Gloo's, each with its peer; none may be dropped before it was waited for."""
 
     waiting: list[tuple[str, dist.Work | None]]
+    waited_s: defaultdict[str, float]
 
     def wait(self) -> None:
         """Wait for each."""
         for peer, work in self.waiting:
+            began = time.perf_counter()
             try:
                 if work is not None:
                     work.wait()
             except RuntimeError as error:
                 raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
+            self.waited_s[peer] += time.perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ class GlooChannel:
 
     group: dist.ProcessGroup
     rank_of: dict[str, int]
+    waited_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Posted:
         """Receives are posted first: a send is complete only once its receive was posted.
@@ -100,7 +111,7 @@ class GlooChannel:
                 waiting.append((peer, dist.isend(torch.from_numpy(data), goal, self.group)))
         except RuntimeError as error:
             raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
-        return GlooPosted(waiting)
+        return GlooPosted(waiting, self.waited_s)
 
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Post everything, and wait for it."""
@@ -158,6 +169,7 @@ class LocalChannel:
     name: str
     me: str
     members: tuple[str, ...] = ()
+    waited_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Posted:
         """Messages are copied into the other rank's mailbox at once; `wait` takes them out."""
@@ -174,7 +186,9 @@ class LocalChannel:
 
     def take(self, peer: str, data: Bytes) -> None:
         """Wait for the next message of a peer."""
+        began = time.perf_counter()
         data[:] = self._take(peer, len(data))
+        self.waited_s[peer] += time.perf_counter() - began
 
     def _take(self, peer: str, size: int) -> Bytes:
         box = self.hub.box(self.name, peer, self.me)

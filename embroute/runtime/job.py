@@ -78,7 +78,8 @@ class Job:
     @property
     def meter(self) -> Meter:
         """A meter of this rank."""
-        return Meter(log=StepLog() if self.settings.get("debug") == "steps" else None)
+        peers = "shard" if self.seat.role == "worker" else "worker"
+        return Meter(peers, log=StepLog() if self.settings.get("debug") == "steps" else None)
 
     @property
     def epochs(self) -> int:

@@ -5,7 +5,7 @@ Whoever sends asks for room first, so that ranks of one host can write into each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,6 +47,11 @@ class Mail(Protocol):
 
     def post(self, letters: Sequence[Letter], expected: Sequence[tuple[str, int]]) -> Arriving:
         """Begin to send letters, and to receive messages of some sizes."""
+        ...
+
+    @property
+    def waited_s(self) -> Mapping[str, float]:
+        """Seconds spent waiting for each peer, while others may have been awaited too."""
         ...
 
     def common_memory(self, size: int) -> Bytes | None:
@@ -94,6 +99,11 @@ class CopiedMail:
         receives = [(peer, data) for (peer, _), data in zip(expected, arrived, strict=True)]
         posted = self.channel.post([(one.peer, one.data) for one in letters], receives)
         return Copies(self.pool, posted, letters, memory, arrived)
+
+    @property
+    def waited_s(self) -> Mapping[str, float]:
+        """The channel's."""
+        return self.channel.waited_s
 
     def common_memory(self, size: int) -> Bytes | None:
         """Nothing is known of where the others are."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from embroute.cost import KIND_NAMES
 from embroute.kernels.codes import NUM_KINDS
+from embroute.runtime.mail import Mail
 from embroute.runtime.parcels import Item
 
 I64 = npt.NDArray[np.int64]
@@ -43,16 +46,24 @@ class StepLog:
         self.bytes[key] = self.bytes.get(key, 0) + kinds * row_bytes
 
 
+EARLY, URGENT, DRAIN = "early", "urgent", "drain"
+ASIDE = "aside"  # what no plan orders: evaluations, refills
+Place = tuple[str, str]  # a phase and a peer
+
+
 @dataclass
 class Meter:
-    """One rank's counters. Rows and row bytes by peer and kind; other bytes and seconds by name."""
+    """One rank's counters. Rows and row bytes by phase, peer and kind; waits by phase and peer."""
 
-    rows: defaultdict[int, I64] = field(
+    peer_role: str = ""  # of those that it moves rows to and from
+    rows: defaultdict[Place, I64] = field(
         default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
     )
-    bytes: defaultdict[int, I64] = field(
+    bytes: defaultdict[Place, I64] = field(
         default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
     )
+    waited_s: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
+    phase: str = ASIDE  # that runs
     other_bytes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: int = 0
@@ -64,10 +75,22 @@ class Meter:
         """Count the rows of a block."""
         block = item.block
         kinds, row_bytes = np.array(block.kinds, np.int64), nbytes // max(1, len(block.where))
-        self.rows[block.peer] += kinds
-        self.bytes[block.peer] += kinds * row_bytes
+        place = (self.phase, f"{self.peer_role}{block.peer}")
+        self.rows[place] += kinds
+        self.bytes[place] += kinds * row_bytes
         if self.log is not None:
             self.log.block(item, kinds, row_bytes)
+
+    @contextmanager
+    def during(self, phase: str, mail: Mail) -> Iterator[None]:
+        """A phase: what moves in it counts to it, and so do the seconds it takes and waits."""
+        began, before = time.perf_counter(), dict(mail.waited_s)
+        self.phase = phase
+        yield
+        self.phase = ASIDE
+        for peer, waited in mail.waited_s.items():
+            self.waited_s[phase, peer] += waited - before.get(peer, 0.0)
+        self.seconds[phase] += time.perf_counter() - began
 
     def span(self, phase: str, step: int, began: float) -> float:
         """Note what ends now and began at a reading of `perf_counter`; returns its reading now."""
@@ -92,15 +115,37 @@ class Meter:
         return sum(self.bytes.values(), np.zeros(NUM_KINDS, np.int64))
 
     def record(self) -> dict[str, object]:
-        """As JSON: steps, rows and bytes by kind, other bytes, seconds by phase, the last spans."""
+        """As JSON: steps, rows and bytes by kind, other bytes, seconds by phase, the last spans.
+
+        And all of it that has to do with a peer, by phase and peer.
+        """
         return {
             "steps": self.steps,
             "rows": dict(zip(KIND_NAMES, self.rows_by_kind.tolist(), strict=True)),
             "row_bytes": dict(zip(KIND_NAMES, self.bytes_by_kind.tolist(), strict=True)),
             "other_bytes": dict(self.other_bytes),
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "peers": [self._with_peer(place) for place in sorted({*self.rows, *self.waited_s})],
             "spans": [
                 (phase, step, round(began, 6), round(spent, 6))
                 for phase, step, began, spent in self.spans
             ],
         }
+
+    def _with_peer(self, place: Place) -> dict[str, object]:
+        """What went between this rank and a peer in one phase."""
+        phase, peer = place
+        rows, sizes = self.rows.get(place), self.bytes.get(place)
+        return {
+            "phase": phase,
+            "peer": peer,
+            "rows": {} if rows is None else _named(rows),
+            "row_bytes": {} if sizes is None else _named(sizes),
+            "waited_s": round(self.waited_s.get(place, 0.0), 4),
+        }
+
+
+def _named(by_kind: I64) -> dict[str, int]:
+    """Counts by name of their kind, those that are not 0."""
+    named = zip(KIND_NAMES, by_kind.tolist(), strict=True)
+    return {name: count for name, count in named if count}

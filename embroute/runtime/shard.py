@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from embroute.kernels.codes import GRADIENT, MOST_PARTS
 from embroute.runtime.in_place import hear, tell
 from embroute.runtime.inbox import Note
 from embroute.runtime.mail import Arriving, Mail
-from embroute.runtime.meter import Meter
+from embroute.runtime.meter import ASIDE, DRAIN, EARLY, URGENT, Meter
 from embroute.runtime.parcels import (
     OUTSIDE,
     Item,
@@ -68,31 +67,30 @@ class Shard:
         meta, heads, index = note.arrays[:3]
         step, orders = self._at(int(meta[0])), Orders.read(heads, index)
         self.meter.note(step, note.nbytes)
-        began = time.perf_counter()
-        waiting = self._lazy.take(step) + self._leaving.take(step)
-        self._land(waiting + items(step, orders.at(EARLY_PUSH)))
-        self._send(items(step, orders.at(EARLY_PULL)))
+        with self.meter.during(EARLY, self.mail):
+            waiting = self._lazy.take(step) + self._leaving.take(step)
+            self._land(waiting + items(step, orders.at(EARLY_PUSH)))
+            self._send(items(step, orders.at(EARLY_PULL)))
         self._leaving.add(step + 1, items(step, orders.at(EARLY_LEAVE)))
-        early = time.perf_counter()
         parts = int(meta[1])
-        pushes = self._urgent + items(step, orders.at(URGENT_PUSH))
-        self._stream(pushes, items(step, orders.at(LATE_PULL)), min(parts, self._parts))
-        self._meet()
+        with self.meter.during(URGENT, self.mail):
+            pushes = self._urgent + items(step, orders.at(URGENT_PUSH))
+            self._stream(pushes, items(step, orders.at(LATE_PULL)), min(parts, self._parts))
+            self._meet()
         self._parts = parts
         self._leaving.add(step + 1, items(step, orders.at(URGENT_LEAVE)))
         self._urgent = items(step, orders.at(URGENT_UPDATE))
         self._lazy.add(step + 2, items(step, orders.at(LAZY_UPDATE)))
-        self.meter.seconds["early"] += early - began
-        self.meter.seconds["urgent"] += time.perf_counter() - early
         self.meter.steps += 1
 
     def drain(self, note: Note) -> None:
         """Everything that is still on its way, and every update that workers keep."""
         meta, heads, index = note.arrays[:3]
         step, orders = self._at(int(meta[0])), Orders.read(heads, index)
-        waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-        self._land(waiting + items(step, orders.at(URGENT_PUSH)))
-        self._meet()
+        with self.meter.during(DRAIN, self.mail):
+            waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
+            self._land(waiting + items(step, orders.at(URGENT_PUSH)))
+            self._meet()
         self._urgent, self._parts = [], MOST_PARTS
 
     def _meet(self) -> None:
@@ -109,7 +107,8 @@ class Shard:
 
     def serve(self, blocks: Sequence[Block]) -> None:
         """Send rows outside of a step."""
-        self._send(items(OUTSIDE, blocks))
+        with self.meter.during(ASIDE, self.mail):
+            self._send(items(OUTSIDE, blocks))
 
     def _stream(self, pushes: Sequence[Item], pulls: Sequence[Item], parts: int) -> None:
         """Take updates in and give rows out part by part: one goes out while the next come in."""

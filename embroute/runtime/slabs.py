@@ -87,6 +87,11 @@ class SlabMail:
                 sends.append((peer, data))
         return Tokens(self, self._near.post(sends, []), expected)
 
+    @property
+    def waited_s(self) -> dict[str, float]:
+        """For their tokens."""
+        return self._near.waited_s
+
     def common_memory(self, size: int) -> Bytes | None:
         """The first shard makes it, and the first worker hands it on to the other shards."""
         if self._name == "shard0":

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from embroute.kernels.streams import CLOSED, IN, LATER, OUT, begin, drive
+from embroute.kernels.streams import CLOSED, IN, LATER, OUT, WAITED, begin, drive
 from embroute.runtime.exchange import Bytes, LostPeerError, Message
 
 SLICE_MS = 200  # of waiting, after which Python sees to signals
@@ -47,8 +47,8 @@ class StreamChannel:
         self.names = list(sockets)
         self.sockets = list(sockets.values())
         self._index = {name: i for i, name in enumerate(self.names)}
-        peers = [(sock.fileno(), 1) for sock in self.sockets]
-        self._peer_P2 = np.array(peers, np.int32).reshape(-1, 2)
+        peers = [(sock.fileno(), 1, 0) for sock in self.sockets]
+        self._peer_P3 = np.array(peers, np.int64).reshape(-1, 3)
         self._message_M4 = np.zeros((ROOM, 4), np.int64)
         self._table = self._message_M4.data.cast("B")
         self._start = 0  # of messages that were not waited for
@@ -60,7 +60,7 @@ class StreamChannel:
         end = self._add(sends, receives)
         if sends:
             count = len(self._kept)
-            lost, why = begin(self._message_M4, self._start, count, self._peer_P2)
+            lost, why = begin(self._message_M4, self._start, count, self._peer_P3)
             if lost >= 0:
                 self._fail(lost, why)
         return StreamPosted(self, end)
@@ -68,6 +68,11 @@ class StreamChannel:
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Post everything, and wait for it."""
         self.drive(self._add(sends, receives))
+
+    @property
+    def waited_s(self) -> dict[str, float]:
+        """Seconds spent waiting for each peer, while others may have been awaited too."""
+        return dict(zip(self.names, (1e-9 * self._peer_P3[:, WAITED]).tolist(), strict=True))
 
     def close(self) -> None:
         """Close every socket."""
@@ -81,7 +86,7 @@ class StreamChannel:
             return
         lost, start, count = LATER, self._start, len(self._kept)
         while lost == LATER:
-            lost, why = drive(self._message_M4, start, first, count, self._peer_P2, SLICE_MS)
+            lost, why = drive(self._message_M4, start, first, count, self._peer_P3, SLICE_MS)
         if lost >= 0:
             self._fail(lost, why)
         del self._kept[:first]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -38,6 +38,11 @@ class SharedSums:
     def swap(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """The same."""
         self._apart.swap(sends, receives)
+
+    @property
+    def waited_s(self) -> Mapping[str, float]:
+        """For messages, not for sums."""
+        return self._apart.waited_s
 
     def close(self) -> None:
         """No sums any more."""

@@ -18,7 +18,7 @@ from embroute.policy.setup import Setup
 from embroute.runtime.exchange import Bytes
 from embroute.runtime.in_place import hear, tell
 from embroute.runtime.mail import Arriving, Mail
-from embroute.runtime.meter import Meter
+from embroute.runtime.meter import ASIDE, DRAIN, EARLY, URGENT, Meter
 from embroute.runtime.notes import Made, Work
 from embroute.runtime.parcels import (
     OUTSIDE,
@@ -82,12 +82,13 @@ class Rows:
     def early(self, step: int, orders: Orders) -> None:
         """Beside the compute of the step before: what neither end needs for it."""
         began = time.perf_counter()
-        leaving = self._stage(step, orders.at(EARLY_LEAVE))
-        pushes = self._lazy.take(step) + self._leaving.take(step)
-        pushes += _unstaged(step, orders.at(EARLY_PUSH))
-        self._swap(pushes, items(step, orders.at(EARLY_PULL)))
-        self._leaving.add(step + 1, leaving)
-        self.meter.seconds["early"] += self.meter.span("early", step, began) - began
+        with self.meter.during(EARLY, self.mail):
+            leaving = self._stage(step, orders.at(EARLY_LEAVE))
+            pushes = self._lazy.take(step) + self._leaving.take(step)
+            pushes += _unstaged(step, orders.at(EARLY_PUSH))
+            self._swap(pushes, items(step, orders.at(EARLY_PULL)))
+            self._leaving.add(step + 1, leaving)
+        self.meter.span(EARLY, step, began)
 
     def urgent(self, step: int, orders: Orders, parts: int) -> None:
         """Between two computes: updates that others wait for, rows that had to wait for them.
@@ -95,17 +96,18 @@ class Rows:
         In parts, each of which may come while the next ones go.
         """
         began = time.perf_counter()
-        leaving = self._stage(step, orders.at(URGENT_LEAVE))
-        pushes = self._urgent + _unstaged(step, orders.at(URGENT_PUSH))
-        pulls, both = items(step, orders.at(LATE_PULL)), min(parts, self._parts)
-        own = zip(in_parts(pushes, both), in_parts(pulls, both), strict=True)
-        moving = [self._post(*part) for part in own]
-        for part in moving:
-            self._take(part)
-        self._meet()
+        with self.meter.during(URGENT, self.mail):
+            leaving = self._stage(step, orders.at(URGENT_LEAVE))
+            pushes = self._urgent + _unstaged(step, orders.at(URGENT_PUSH))
+            pulls, both = items(step, orders.at(LATE_PULL)), min(parts, self._parts)
+            own = zip(in_parts(pushes, both), in_parts(pulls, both), strict=True)
+            moving = [self._post(*part) for part in own]
+            for part in moving:
+                self._take(part)
+            self._meet()
         self._urgent, self._parts = [], parts
         self._leaving.add(step + 1, leaving)
-        self.meter.seconds["urgent"] += self.meter.span("urgent", step, began) - began
+        self.meter.span(URGENT, step, began)
         self.meter.steps += 1
 
     def make(self, made: Made) -> None:
@@ -136,9 +138,10 @@ class Rows:
 
     def drain(self, step: int, orders: Orders) -> None:
         """Bring every update home."""
-        pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-        self._swap(pushes + _unstaged(step, orders.at(URGENT_PUSH)), [])
-        self._meet()
+        with self.meter.during(DRAIN, self.mail):
+            pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
+            self._swap(pushes + _unstaged(step, orders.at(URGENT_PUSH)), [])
+            self._meet()
         self._urgent, self._parts = [], MOST_PARTS
 
     def _meet(self) -> None:
@@ -149,15 +152,17 @@ class Rows:
 
     def fetch(self, blocks: Sequence[Block]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        moving = self._post([], items(OUTSIDE, blocks))
-        arrived = self._arrived(moving)
+        with self.meter.during(ASIDE, self.mail):
+            moving = self._post([], items(OUTSIDE, blocks))
+            arrived = self._arrived(moving)
         found = [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
         moving.posted.release()
         return found
 
     def refill(self, orders: Orders) -> None:
         """Put copies back into their slots."""
-        self._swap([], items(OUTSIDE, orders.blocks))
+        with self.meter.during(ASIDE, self.mail):
+            self._swap([], items(OUTSIDE, orders.blocks))
 
     def _stage(
         self, step: int, blocks: Sequence[Block], grads: Sequence[Floats] = ()

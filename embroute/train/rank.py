@@ -155,7 +155,6 @@ def settings_of(run: RunFile, data: Data, folder: Path) -> Settings:
         network=run.cluster(),
         quotas=run.shares(),
         compute_ms_per_sample=run.compute_ms_per_sample,
-        evaluate_every=run.evaluate_every,
         decay=run.decay,
         seed=run.seed,
         device=run.device,
@@ -168,7 +167,7 @@ def settings_of(run: RunFile, data: Data, folder: Path) -> Settings:
     if run.tables:
         settings["tables"] = Path(run.tables)
     if data.held_out is not None:
-        settings["held_out"] = data.held_out
+        settings["held_out"], settings["evaluate_every"] = data.held_out, run.evaluate_every
     return settings
 
 

@@ -153,7 +153,7 @@ def _with_rest(run: History, rank: str) -> dict[str, float]:
     if not rank.startswith("worker"):
         return {phase: value for phase, value in seconds.items() if phase != "run"}  # its whole
     whole = run.summary.samples / max(1e-9, run.summary.samples_per_s)
-    busy = sum(seconds.get(phase, 0.0) for phase in ("urgent", "update"))
+    busy = sum(seconds.get(phase, 0.0) for phase in ("urgent", "update", "drain"))
     return {"compute, all-reduce, other": max(0.0, whole - busy), **seconds}
 
 
