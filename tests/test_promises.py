@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from embroute.policy.plans import plans, start
 from embroute.policy.setup import Setup
 from embroute.runtime.feed import SampleFeed
 from embroute.runtime.local import run_local
-from embroute.runtime.meter import DRAIN, EARLY, URGENT
+from embroute.runtime.meter import ASIDE, DRAIN, EARLY, URGENT, Meter
 from embroute.runtime.notes import step_notes
 from embroute.runtime.places import Places
 from embroute.runtime.prepare import prepare
@@ -150,6 +152,40 @@ def test_what_another_policy_would_have_moved_is_told_in_every_step(
     row_bytes = ([int(step.bytes_WKIP.sum()) for step in one.steps] for one in planned)
     assert figures == [list(both) for both in zip(*row_bytes, strict=True)]
     assert sum(own for own, _ in figures) != sum(others for _, others in figures)
+
+
+@pytest.mark.parametrize(("policy", "other"), [("esd(1)", "herald"), ("herald", "vanilla")])
+def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
+    policy: str, other: str, tmp_path: Path
+) -> None:
+    """Also what checkpoints, evaluations and the end bring home; not what evaluations look up."""
+    stream, said = batches(3, STEPS), np.zeros(2, np.int64)
+    settings = settings_of(policy, 3) | {"held_out": batches(4, 2), "evaluate_every": 25}
+    settings |= {"checkpoint_every": 10, "compare_with": other}
+
+    def main(seat: Seat, policy: str) -> Meter:
+        own = settings | {"policy": policy, "checkpoint": tmp_path / policy}
+        model = seeded_model()
+        optimizers = optimizers_of("sgd", model)
+        ready = prepare(model, optimizers, stream, seat, **own)
+        for batch in ready.loader:
+            if policy != other and ready.is_first_worker and ready.run and ready.run.work:
+                said[:] += ready.run.work.figures[-2:]
+            ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+        for _ in ready.held_out():
+            pass
+        if policy != other and ready.is_first_worker and ready.run:
+            assert ready.run.last_figures is not None
+            said[:] += ready.run.last_figures[-2:]
+        return ready.meter
+
+    counted = []
+    for each in (policy, other):
+        meters = run_local(*TOPOLOGY, partial(main, policy=each))
+        own = [meter.bytes for name, meter in meters.items() if name.startswith("worker")]
+        counted.append(sum(s.sum() for m in own for (p, _), s in m.items() if p != ASIDE))
+        assert any(phase == ASIDE for sizes in own for phase, _ in sizes)
+    assert counted == [2 * said[0], 2 * said[1]]  # which are in floats, and the job is in doubles
 
 
 @pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "bagpipe(3)", "embroute", "het(3)"])

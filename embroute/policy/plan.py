@@ -171,3 +171,9 @@ def drain(state: State, record: int) -> Transfers:
             )
         )
     return Transfers(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def row_bytes_W(transfers: Transfers, setup: Setup) -> npt.NDArray[np.int64]:
+    """Bytes of some transfers by worker."""
+    size = setup.record_bytes_XA[transfers.record, transfers.arena]
+    return np.bincount(transfers.worker, size, setup.num_workers).astype(np.int64)

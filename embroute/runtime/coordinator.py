@@ -15,7 +15,7 @@ from embroute.cost import sum_share_W
 from embroute.data.batch import Batch
 from embroute.policy.decide import bring_home
 from embroute.policy.parts import Policy
-from embroute.policy.plan import Plan, traffic
+from embroute.policy.plan import Plan, row_bytes_W, traffic
 from embroute.policy.plans import plans
 from embroute.policy.state import State
 from embroute.runtime.feed import Feed
@@ -64,6 +64,8 @@ class Coordinator:
         self._samples_read = 0
         self._saved = self._looked = -1  # the last step after which it was done
         self._enough = False  # whether a worker asks for an early end
+        # What drains have moved since the last step that was told, as `_figures` gives it.
+        self._drained = np.zeros(self.seat.num_workers + 2, np.int64)
 
     def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
         """Tell the ranks everything, from the first batch to the stop."""
@@ -72,7 +74,8 @@ class Coordinator:
             written = time.perf_counter()
             shards, workers = step_notes(step.plan, self.places, self.feed, self._flags(step.plan))
             if self.shadow is not None:
-                workers[0][-1] = self._figures(step.plan, self.shadow)
+                workers[0][-1] = self._figures(step.plan, self.shadow) + self._drained
+                self._drained = np.zeros_like(self._drained)
             self.meter.seconds["decide"] += step.decision_s + step.window_s
             self.meter.seconds["write"] += time.perf_counter() - written
             self._tell(STEP, [*shards, *workers])
@@ -86,7 +89,9 @@ class Coordinator:
             self._save()
         if self._looked != self.state.step and not self.stop.is_set():
             self._look(LAST_LOOK)
-        self._tell(STOP, [[] for _ in self.seat.peers])
+        farewell: list[list[Array]] = [[] for _ in self.seat.peers]
+        farewell[self.seat.num_shards] = [self._drained]  # the first worker's
+        self._tell(STOP, farewell)
 
     def greet(self, shape: str) -> None:
         """Tell the ranks what batches look like."""
@@ -147,6 +152,9 @@ class Coordinator:
     def _drain(self) -> None:
         """Bring every update home; copies stay where they are, clean."""
         transfers = bring_home(self.state, self.policy.sync.record)
+        if self.shadow is not None:
+            link_W = row_bytes_W(transfers, self.state.setup)
+            self._drained += [*link_W, link_W.sum(), self.shadow.drain()]
         script = drain_script(transfers, self.places)
         about = np.array([self.state.step], np.int64)
         listings = chain(script.shards, script.workers)

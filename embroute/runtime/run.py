@@ -42,6 +42,8 @@ from embroute.runtime.sums import SharedSums
 from embroute.runtime.tensor_feed import TensorFeed
 from embroute.runtime.worker import Rows
 
+I64 = npt.NDArray[np.int64]
+
 
 class Look(NamedTuple):
     """Samples to evaluate, with their rows by arena."""
@@ -61,7 +63,9 @@ class Save(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The end of the job."""
+    """The end of the job, and what moved after its last step, where somebody may watch."""
+
+    figures: I64 | None
 
 
 Ready = Work | Look | Looked | Save | Stop
@@ -92,7 +96,7 @@ class Courier:
             note = notes.get()
             self._carry_out(note)
             if note.verb == STOP:
-                self.ready.put(Stop())
+                self.ready.put(Stop(note.arrays[0].astype(np.int64) if note.arrays else None))
                 return
 
     def _carry_out(self, note: Note) -> None:
@@ -232,6 +236,7 @@ class Run:
         self.loss = math.nan
         self.work: Work | None = None
         self.finished = False
+        self.last_figures: I64 | None = None  # of what moved after the last step
         self._first_look: Look | None = None
         self._courier, self._desk, self._dense, self._rate = courier, desk, dense, rate
         self._save = save
@@ -259,8 +264,7 @@ class Run:
             self._lap("compute")
             item = self._courier.ready.get()
             if isinstance(item, Stop):
-                self.finished = True
-                self._dense.leave()
+                self._leave(item)
             if isinstance(item, Save):
                 self._save(item.step)
                 self._mark = None
@@ -301,8 +305,15 @@ class Run:
         self._mark = None
         if self.finished:
             # The thread beside the loop has one more note to take before the process may end.
-            self._courier.ready.get()
-            self._dense.leave()
+            item = self._courier.ready.get()
+            assert isinstance(item, Stop)
+            self._leave(item)
+
+    def _leave(self, item: Stop) -> None:
+        """Nothing follows any more."""
+        self.finished = True
+        self.last_figures = item.figures
+        self._dense.leave()
 
     def _reading(
         self,

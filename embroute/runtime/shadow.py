@@ -8,8 +8,8 @@ import numpy as np
 
 from embroute.data.window import Indexed, Window
 from embroute.policy.catalog import make_policy
-from embroute.policy.decide import advance, plan_step
-from embroute.policy.plan import traffic
+from embroute.policy.decide import advance, bring_home, plan_step
+from embroute.policy.plan import row_bytes_W, traffic
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
 
@@ -37,3 +37,10 @@ class Shadow:
             return 0
         advance(self.state, plan)
         return int(np.sum(traffic(plan, self.state.setup).bytes_WKIP))
+
+    def drain(self) -> int:
+        """Row bytes of bringing every update home."""
+        if self.failed:
+            return 0
+        transfers = bring_home(self.state, self.policy.sync.record)
+        return int(row_bytes_W(transfers, self.state.setup).sum())

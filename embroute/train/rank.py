@@ -254,6 +254,8 @@ class Loop:
                 _evaluate(self.ready.model, hold, watch)
         if hold.last_look:
             _evaluate(self.ready.model, hold, watch)
+        if watch is not None and hold.last_figures is not None:
+            watch.drained(hold.last_figures)
         if watch is not None and hold.work is not None:
             watch.close(hold.work.step, self.run.policy, dict(hold.meter.seconds))
         elif watch is not None:

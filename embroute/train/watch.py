@@ -83,6 +83,12 @@ class Watch:
         if due or (self.total_steps and self._span.steps * REPORTS >= self.total_steps):
             self._report(step, now)
 
+    def drained(self, figures: I64) -> None:
+        """Take in what moved after the last step."""
+        *_, moved, other = figures.tolist()
+        self.moved_bytes += moved
+        self.other_bytes += other
+
     def _line(self, step: int, span: Span, seconds: float) -> str:
         """The live line; 80 columns hold it with a few links, more are cut."""
         total = f"/{self.total_steps}" if self.total_steps else ""
