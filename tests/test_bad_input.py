@@ -217,6 +217,22 @@ def test_a_truncated_checkpoint_is_refused_and_kept(name: str, tmp_path: Path) -
     assert_goes_on(settings, tmp_path, 40)
 
 
+@pytest.mark.parametrize("name", ["shard0", "dense", "brain", "worker1"])
+def test_a_flipped_bit_is_found_before_anything_is_trained(name: str, tmp_path: Path) -> None:
+    settings = saving(tmp_path)
+    with pytest.raises(OSError, match="clicks"):
+        run(settings, Broken(batches(2, STEPS), 47))
+    file = tmp_path / "step-00000040" / f"{name}.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-9] ^= 4
+    file.write_bytes(whole)
+    with pytest.raises(ValueError, match=rf"{name}.safetensors is damaged: .* go on from step-"):
+        run(settings, batches(2, STEPS))
+    whole[-9] ^= 4
+    file.write_bytes(whole)
+    assert_goes_on(settings, tmp_path, 40)
+
+
 def test_settings_of_prepare(tmp_path: Path) -> None:
     stream = batches(2, 3)
     for name, value, message in (

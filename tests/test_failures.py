@@ -142,15 +142,29 @@ def test_everyone_ends_when_a_rank_dies(tmp_path: Path) -> None:
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
 
 
-def test_sigterm_saves_and_resume_goes_on(whole: Path, tmp_path: Path) -> None:
+def send(run: subprocess.Popen[str], number: signal.Signals) -> None:
+    """To the launcher; a terminal's Ctrl-C goes to all ranks besides."""
+    if number == signal.SIGINT:
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_sigterm_and_ctrl_c_save_and_resume_goes_on(
+    number: signal.Signals, whole: Path, tmp_path: Path
+) -> None:
     run = start(tmp_path)
     wait_for_checkpoint(run, tmp_path)
-    run.send_signal(signal.SIGTERM)
+    send(run, number)
     code, output = finish(run, 90)
     if code == 0:
         pytest.skip("the run ended before the signal arrived")
-    assert code == 128 + signal.SIGTERM, output
-    assert "go on from its checkpoint with --resume" in output
+    assert code == 128 + number, output
+    saved = latest(tmp_path / "checkpoints")
+    assert saved is not None
+    assert f"embroute: stopped by {number.name}; --resume goes on from {saved.name}" in output
+    assert "Traceback" not in output
     code, output = finish(start(tmp_path, "--resume"))
     assert code == 0, output
     # A checkpoint more is a drain more: equal up to the order of sums.

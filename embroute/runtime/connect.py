@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from embroute.runtime.ending import end_clearly
-from embroute.runtime.exchange import Channel, GlooChannel, Sums
+from embroute.runtime.exchange import Channel, GlooChannel, LostPeerError, Sums
 from embroute.runtime.heartbeat import Heartbeat
 from embroute.runtime.layout import Layout, on_one_node
 from embroute.runtime.links import Links, open_channels
@@ -116,7 +116,13 @@ def _join_group(timeout_s: float) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _job_store(timeout_s, host_it=_hosts_store())
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    try:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    except dist.DistStoreError:
+        raise LostPeerError(
+            f"not all of the {size} ranks have come within {timeout_s:.0f} s; what the others say "
+            f"tells why"
+        ) from None
 
 
 def _ranks_by_name(store: PrefixStore, name: str, layout: Layout) -> dict[str, int]:

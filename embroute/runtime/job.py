@@ -239,10 +239,10 @@ def _take_out(
 def _forget(optimizer: Optimizer, table: torch.Tensor) -> None:
     """Drop what an optimizer keeps of a table before its first step."""
     state = optimizer.state.pop(table, {})
-    if "step" in state and float(state["step"]) > 0:
+    if float(state.get("step", bool(state))) > 0:
         raise ValueError(
-            f"{type(optimizer).__name__} has taken {float(state['step']):g} steps already, and its "
-            f"state of the tables cannot be taken over; prepare comes before the first step"
+            f"{type(optimizer).__name__} has taken steps already, and what it keeps of the tables "
+            f"cannot be taken over; prepare comes before the first step"
         )
 
 

@@ -37,11 +37,14 @@ from embroute.runtime.checkpoint_files import (
     read_manifest,
     saved,
     step_of,
+    verify,
 )
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
+from embroute.runtime.dense import Dense
 from embroute.runtime.in_place import part_of, shared_tables
 from embroute.runtime.inbox import (
+    COORDINATOR,
     DRAIN,
     LOOK,
     REFILL,
@@ -55,7 +58,7 @@ from embroute.runtime.inbox import (
 from embroute.runtime.job import Job, describe
 from embroute.runtime.meter import Meter
 from embroute.runtime.prepared import Loader, Prepared, own_up
-from embroute.runtime.run import Courier, Dense, Run
+from embroute.runtime.run import Courier, Run
 from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
@@ -117,7 +120,7 @@ def _agree(job: Job) -> Resume | None:
     told = announce(job.seat.name, job.seat.peers, job.seat.plans, str(path or ""))
     if not told:
         return None
-    manifest = _manifest(Path(told))
+    manifest = _manifest(Path(told), job.seat)
     check_identity(manifest.identity, job.identity, Path(told))
     shape = (job.seat.num_workers, job.seat.num_shards, job.policy.name)
     same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
@@ -125,10 +128,16 @@ def _agree(job: Job) -> Resume | None:
     return Resume(Path(told), same)
 
 
-def _manifest(path: Path) -> Manifest:
-    """What a checkpoint says of itself; of one that is damaged also which one comes before it."""
+def _manifest(path: Path, seat: Seat) -> Manifest:
+    """What a checkpoint says of itself; of one that is damaged also which one comes before it.
+
+    Every rank reads some of its files whole, whoever loads them.
+    """
+    everyone = [COORDINATOR, *seat.peers]
     try:
-        return read_manifest(path)
+        manifest = read_manifest(path)
+        verify(path, manifest.files[everyone.index(seat.name) :: len(everyone)])
+        return manifest
     except ValueError as error:
         earlier = [other.name for other in saved(path.parent) if other.name < path.name]
         way_out = f"; move {path.name} away to go on from {earlier[-1]}" if earlier else ""

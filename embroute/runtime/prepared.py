@@ -100,7 +100,13 @@ class Prepared:
 
 
 def own_up(run: Run) -> None:
-    """At the end of a script: to leave the loop alone, while all others go on, is a mistake."""
+    """At the end of a script: to leave the loop alone, while all others go on, is a mistake.
+
+    Not to look at the last evaluation is none.
+    """
+    if run.last_look:
+        for _ in run.held_out():
+            pass
     if not run.finished:
         step = 0 if run.work is None else run.work.step + 1
         way_out = "to end early, give prepare max_steps=, or call ready.stop() and go on"

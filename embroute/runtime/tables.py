@@ -41,6 +41,8 @@ class Found:
 def find_layers(model: nn.Module, min_rows: int) -> list[Found]:
     """Layers that were marked, have at least `min_rows` rows, or have sparse gradients."""
     found = []
+    if isinstance(model, nn.Embedding | nn.EmbeddingBag):
+        raise ValueError("the model is an embedding layer itself: put it into a module of its own")
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue

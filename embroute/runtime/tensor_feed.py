@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -67,11 +69,16 @@ def flatten(tree: object, leaves: list[torch.Tensor]) -> object:
         return len(leaves) - 1
     if isinstance(tree, Mapping):
         return {"dict": [[str(key), flatten(value, leaves)] for key, value in tree.items()]}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        named = zip(tree._fields, tree, strict=True)
+        fields = [[name, flatten(value, leaves)] for name, value in named]
+        return {type(tree).__name__: fields}
     if isinstance(tree, list | tuple):
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [flatten(value, leaves) for value in tree]}
     raise ValueError(
-        f"a batch may hold tensors in dicts, lists and tuples, got {type(tree).__name__}"
+        f"a batch may hold tensors in dicts, lists, tuples and namedtuples, got "
+        f"{type(tree).__name__}"
     )
 
 
@@ -83,8 +90,17 @@ def unflatten(tree: object, leaves: Sequence[torch.Tensor]) -> object:
     ((kind, items),) = tree.items()
     if kind == "dict":
         return {key: unflatten(value, leaves) for key, value in items}
+    if kind not in ("list", "tuple"):
+        names = tuple(name for name, _ in items)
+        return _named(kind, names)(*(unflatten(value, leaves) for _, value in items))
     values = [unflatten(value, leaves) for value in items]
     return values if kind == "list" else tuple(values)
+
+
+@cache
+def _named(kind: str, fields: tuple[str, ...]) -> Callable[..., object]:
+    """A namedtuple's class, like the one that the batch had."""
+    return namedtuple(kind, fields)
 
 
 @dataclass
@@ -180,14 +196,20 @@ class TensorFeed:
         """Rows of all look-ups, sample by sample; other tensors as opaque columns."""
         asked = self._asked(item)
         size = asked[0].size
+        if not size:
+            raise ValueError("a batch has no samples")
         leaves: list[torch.Tensor] = []
         if flatten(item, leaves) != self._tree:
             raise ValueError("a batch has another nest of tensors than the first one had")
-        parts = [
-            _columns(leaf, size, column)
-            for leaf, column in zip(leaves, self._columns, strict=True)
-            if column[2] < 0
-        ]
+        parts = []
+        for leaf, column in zip(leaves, self._columns, strict=True):
+            if column[2] < 0:
+                parts.append(_columns(leaf, size, column))
+            elif tuple(leaf.shape[1:]) != column[1]:
+                raise ValueError(
+                    f"ids have shape {tuple(leaf.shape)}, expected {(size, *column[1])}: samples "
+                    f"come first, the rest never changes; bags of any size are flat, with offsets"
+                )
         dense = np.concatenate([np.zeros((size, 0), np.float32), *parts], 1)
         rows, offsets = self._rows(asked, size)
         fields = self.calls[-1].last
@@ -295,7 +317,8 @@ def _columns(
     if tuple(leaf.shape) != (size, *tail) or str(leaf.dtype)[6:] != name:
         raise ValueError(
             f"a tensor of a batch has shape {tuple(leaf.shape)} and type {leaf.dtype}, expected "
-            f"{(size, *tail)} and {name}: samples come first, the rest never changes"
+            f"{(size, *tail)} and {name}: samples come first, the rest never changes (flat ids "
+            f"travel for routed bags only: embroute.route(layer) routes one)"
         )
     raw = leaf.detach().cpu().contiguous().view(torch.uint8).reshape(size, -1).numpy()
     width = -(-raw.shape[1] // 4) * 4

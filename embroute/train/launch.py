@@ -40,7 +40,8 @@ def launch(run: RunFile, restarts: int) -> None:
     # After a SIGTERM torch kills ranks that have not ended in time; a checkpoint may take longer
     # than its 30 seconds. By a variable, because older versions have no such option.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_S))
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # ranks speak for themselves
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -57,9 +58,10 @@ def launch(run: RunFile, restarts: int) -> None:
             run.write(path)
             elastic_launch(config, sys.executable)("-m", "embroute.train", str(path))
     except SignalException as error:
+        kept = latest(Path(run.out) / CHECKPOINTS)
+        way_on = f"; --resume goes on from {kept.name}" if kept else ", before any checkpoint"
         raise RunFailedError(
-            f"stopped by {error.sigval.name}; go on from its checkpoint with --resume",
-            128 + error.sigval,
+            f"stopped by {error.sigval.name}{way_on}", 128 + error.sigval
         ) from None
     except ChildFailedError as error:
         failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
@@ -78,6 +80,8 @@ def _make_folder(run: RunFile) -> None:
         Path(run.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--out {run.out}: {error.strerror}") from None
+    if not os.access(run.out, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {run.out}: it cannot be written to")
     saved = Path(run.out) / CHECKPOINTS
     newest = latest(saved) if run.resume else None
     try:

@@ -159,6 +159,7 @@ def settings_of(run: RunFile, data: Data, folder: Path) -> Settings:
         seed=run.seed,
         device=run.device,
         compare_with="vanilla",
+        max_steps=run.steps,
         checkpoint=folder / CHECKPOINTS,
         checkpoint_every=run.checkpoint_every,
         keep=run.keep,

@@ -1,0 +1,75 @@
+"""A rank of a run: what it does with signals and errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from embroute.runtime.connect import connect
+from embroute.runtime.ending import TRY_AGAIN, end
+from embroute.runtime.exchange import LostPeerError
+from embroute.train.rank import train_rank, write_record
+from embroute.train.run_file import read_run_file
+
+AGAIN_S = 1.0  # a launcher passes a terminal's Ctrl-C on, so that ranks see it twice at once
+
+
+class Heed:
+    """Signals: the coordinator ends the run for everyone, after a checkpoint.
+
+    The others wait for it. Ctrl-C does the same; once more, or before the run has begun, it ends
+    the rank at once.
+    """
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._begun, self._interrupted = False, 0.0
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def begin(self) -> threading.Event:
+        """From now on there is something to save; returns what is set when the run is to end."""
+        self._begun = True
+        signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
+        return self.stop
+
+    def _interrupt(self, *_: object) -> None:
+        now = time.monotonic()
+        self._interrupted = self._interrupted or now
+        if not self._begun or now - self._interrupted > AGAIN_S:
+            os._exit(128 + signal.SIGINT)
+        self.stop.set()
+
+
+@click.command()
+@click.argument("run_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--node-name", "node", default="", help="This machine in the run file [its host].")
+def main(run_file: Path, node: str) -> None:
+    """Take part in the run that a file describes; started by torchrun or embroute train."""
+    name, heed = "a rank", Heed()
+    try:
+        run = read_run_file(run_file)
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+            run = replace(run, resume=True)
+        folder = Path(run.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        with connect(run.layout(), node, run.peer_timeout) as seat:
+            name = seat.name
+            ready = train_rank(run, seat, folder, heed.begin())
+            write_record(folder, name, ready)
+    except ValueError as error:
+        end(name, str(error), 2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        end(name, f"{where}{error.strerror or error}", 1)
+    except LostPeerError as error:
+        end(name, str(error), TRY_AGAIN)
+    except Exception:
+        traceback.print_exc()
+        end(name, "ended by an error of its own, above", 70)
