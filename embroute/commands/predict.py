@@ -43,6 +43,9 @@ def predict(run: Path, out: Path, data: str, part: str, batch: int, unlabelled: 
         with partial.open("w", encoding="utf-8") as file:
             count = _write(file, predictions(run, Wanted(data, part, unlabelled), batch))
         partial.replace(out)
+    except OSError as error:
+        # What is said of a file that is open already does not name it.
+        raise OSError(error.errno, error.strerror, error.filename or f"--out {out}") from None
     finally:
         partial.unlink(missing_ok=True)
     click.echo(f"written: {out} ({count} samples)", err=True)
