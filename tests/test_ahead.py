@@ -104,6 +104,7 @@ def test_only_workers_ask_for_it() -> None:
         optimizers = optimizers_of("sgd", model)
         ready = prepare(model, optimizers, batches(1, 2), seat, **settings_of("vanilla", WORKERS))
         for batch in ready.loader:
+            model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
         if seat.role == "shard":
             ready.stop()

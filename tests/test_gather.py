@@ -19,6 +19,7 @@ def test_gathered_by_worker(dtype: torch.dtype) -> None:
         ready = prepare(model, optimizers, batches(3, 4), seat, **settings_of("esd(1)", 3))
         found = None
         for batch in ready.loader:
+            model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
             # Two rows at worker 0, none at worker 1, two at worker 2: in the middle of training.
             rows = 0 if seat.index == 1 else 2
@@ -40,6 +41,7 @@ def test_only_workers_gather() -> None:
         optimizers = optimizers_of("sgd", model)
         ready = prepare(model, optimizers, batches(3, 2), seat, **settings_of("esd(1)", 2))
         for batch in ready.loader:
+            model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
         if ready.run is None:
             with pytest.raises(RuntimeError, match="only workers train"):

@@ -145,6 +145,7 @@ def test_what_another_policy_would_have_moved_is_told_in_every_step(
         for batch in ready.loader:
             if ready.is_first_worker and ready.run and ready.run.work:
                 figures.append(ready.run.work.figures[-2:].tolist())
+            model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
 
     run_local(*TOPOLOGY, main)
@@ -171,6 +172,7 @@ def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
         for batch in ready.loader:
             if policy != other and ready.is_first_worker and ready.run and ready.run.work:
                 said[:] += ready.run.work.figures[-2:]
+            model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
         for _ in ready.held_out():
             pass

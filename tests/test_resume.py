@@ -173,6 +173,7 @@ def epochs(seat: Seat, stream: Sequence[Batch], settings: Settings) -> list[int]
     for _ in range(2):
         steps = 0
         for batch in ready.loader:
+            model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
             steps += 1
         counts.append(steps)

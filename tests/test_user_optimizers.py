@@ -1,7 +1,8 @@
-"""Optimizers and schedules of users' own that rows cannot follow."""
+"""Optimizers and schedules of users' own that rows cannot follow, and what they leave alone."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from tests.user_models import (
     STEPS,
+    STREAM,
     Model,
     Optimizers,
     Schedules,
@@ -17,6 +19,7 @@ from tests.user_models import (
     lookups,
     routed,
     settings_of,
+    train,
 )
 
 
@@ -63,3 +66,19 @@ def test_an_optimizer_that_has_begun_is_refused(tmp_path: Path) -> None:
         routed(Model().double(), begun, settings)
     with pytest.raises(ValueError, match="optimizer Own has no row form"):
         routed(Model().double(), lambda model: [Own(model.parameters(), lr=0.1)], settings)
+
+
+def test_gradients_that_no_optimizer_uses_add_up_as_in_plain_torch(tmp_path: Path) -> None:
+    def without_days(model: nn.Module) -> Optimizers:
+        assert isinstance(model, Model)
+        used = [model.user.weight, model.tags.weight, *model.top.parameters()]
+        return [torch.optim.SGD(used, lr=0.3)]
+
+    model = Model().double()
+    plain = copy.deepcopy(model)
+    train(plain, without_days(plain), STREAM, torch.autograd.backward, [])
+    own = routed(model, without_days, settings_of(tmp_path, lookups))
+    assert isinstance(own, Model)
+    assert plain.day.weight.grad is not None
+    torch.testing.assert_close(own.day.weight.grad, plain.day.weight.grad, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(own.top.weight, plain.top.weight, rtol=1e-9, atol=1e-11)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from embroute.cluster import Cluster
 from embroute.cost import sums_by_shard
@@ -17,7 +18,10 @@ from embroute.runtime.sums import SharedSums
 class Dense:
     """The part of the model that every worker has whole: its gradients are summed."""
 
-    def __init__(self, model: nn.Module, seat: Seat, cluster: Cluster) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], seat: Seat, cluster: Cluster
+    ) -> None:
+        self.optimizers = optimizers
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.seat, self.cluster, self.sent_bytes = seat, cluster, 0
         self._star = StarSums(seat.star, seat.shards[0])
@@ -34,13 +38,28 @@ class Dense:
             self.seat.dense.sum(flat)
             tensor.copy_(flat.reshape(tensor.shape))
 
-    def check_fresh(self, step: int) -> None:
-        """Refuse gradients that are there before the backward pass: they are sums already."""
-        if any(p.grad is not None and bool(p.grad.any()) for p in self.parameters):
+    def set_aside(self, step: int) -> dict[nn.Parameter, torch.Tensor]:
+        """Take away gradients that are there before the backward pass: they are sums already.
+
+        Those that an optimizer would use are refused, since rows are updated at every pass.
+        """
+        old = {p: p.grad for p in self.parameters if p.grad is not None and bool(p.grad.any())}
+        if not old:
+            return {}
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        if any(p in old for group in groups for p in group["params"]):
             raise RuntimeError(
                 f"step {step}: gradients are there before ready.backward(loss): zero_grad() comes "
                 f"before it in every step; accumulate in the loss, or by a larger batch"
             )
+        for parameter in old:
+            parameter.grad = None
+        return old
+
+    def bring_back(self, old: dict[nn.Parameter, torch.Tensor]) -> None:
+        """Add new gradients to those that were set aside, as a backward pass does."""
+        for parameter, grad in old.items():
+            parameter.grad = grad if parameter.grad is None else grad + parameter.grad
 
     def leave(self) -> None:
         """There are no more sums."""

@@ -330,7 +330,7 @@ def _join(job: Job, resume: Resume | None) -> Run:
     tables = shared_tables(seat.rows, places, widths) if in_place else []
     store = CacheStore(seat.index, places, widths, job.optimizer, deltas, tables)
     rows = Rows(store, seat.rows, seat.shards, job.meter, job.setup, in_place)
-    dense = Dense(job.model, seat, job.setup.cluster)
+    dense = Dense(job.model, job.optimizers, seat, job.setup.cluster)
     extras = job.settings.get("extras", {})
     own = None if job.policy.exact else store
     part = WorkerPart(seat.index, job.model, job.optimizers, extras, own)

@@ -271,7 +271,7 @@ class Run:
             )
         work, about = self.work, self.work.about
         share = about.num_samples / about.global_samples
-        self._dense.check_fresh(about.step)
+        old = self._dense.set_aside(about.step)
         if about.num_samples:  # of a blank sample the loss may be anything
             (loss * share).backward()  # type: ignore[no-untyped-call]
         grads = self._desk.gradients()
@@ -282,6 +282,7 @@ class Run:
         if not replicas:
             self._finish(work, grads)
         sums, self.loss = self._dense.sum(replicas, own, bool(about.num_samples))
+        self._dense.bring_back(old)
         self._lap("allreduce")
         self.meter.other_bytes["dense"] = self._dense.sent_bytes
         if replicas:
