@@ -48,7 +48,7 @@ def read_summary(folder: Path) -> Summary:
     return Summary(**json.loads(path.read_text()))
 
 
-COLUMNS = ("policy", "steps", "samples/s", "log-loss", "AUC", "rows\nMB", "of\nvanilla")
+COLUMNS = ("policy", "steps", "samples\n/s", "log-\nloss", "AUC", "rows\nMB", "of\nvanilla")
 
 
 def runs_table(runs: Mapping[str, Summary]) -> Table:

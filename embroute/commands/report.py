@@ -12,14 +12,18 @@ from embroute.commands.job_options import output_file
 from embroute.report import read_summary, runs_table
 
 
+def _names(runs: Sequence[Path]) -> list[str]:
+    """What folders are called, in short where that tells them apart."""
+    last = [run.absolute().name for run in runs]
+    return last if len(set(last)) == len(last) else [str(run) for run in runs]
+
+
 def write_report(page: Path, runs: Sequence[Path]) -> None:
     """Write the report of finished runs as one HTML file."""
     from embroute.views.history import read_history
     from embroute.views.runs import runs_page  # bokeh is slow to import
 
-    last = [run.absolute().name for run in runs]
-    names = last if len(set(last)) == len(last) else [str(run) for run in runs]
-    histories = [read_history(run, name) for run, name in zip(runs, names, strict=True)]
+    histories = [read_history(run, name) for run, name in zip(runs, _names(runs), strict=True)]
     text = runs_page(histories)
     page.write_text(text, "utf-8")
     click.echo(f"written: {page}", err=True)
@@ -34,6 +38,7 @@ def report(runs: tuple[Path, ...], page: Path | None) -> None:
     """Compare finished runs: their folders, as `embroute train --out` made them."""
     if page is not None:
         output_file("--html", page)
-    Console().print(runs_table({str(run): read_summary(run) for run in runs}))
+    summaries = [read_summary(run) for run in runs]
+    Console().print(runs_table(dict(zip(_names(runs), summaries, strict=True))))
     if page is not None:
         write_report(page, runs)
