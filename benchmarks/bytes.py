@@ -23,7 +23,8 @@ OWN, OTHER = "embroute(objective=cost)", "esd(1)"
 
 
 def trained(data: str, policy: str, folder: Path) -> int:
-    """Row bytes as the ranks counted them."""
+    """Row bytes as the workers counted them."""
+    out = folder / f"{data}-{policy}"
     options = {
         "data": data,
         "policy": policy,
@@ -34,13 +35,13 @@ def trained(data: str, policy: str, folder: Path) -> int:
         "steps": STEPS,
         "optimizer": "sgd",
         "held-out": 0,
-        "out": folder / f"{data}-{policy}",
+        "out": out,
     }
     words = [f"--{name}={value}" for name, value in options.items()]
     command = [sys.executable, "-m", "embroute", "train", *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    summary = json.loads((folder / f"{data}-{policy}" / "summary.json").read_text())
-    return int(summary["row_bytes"])
+    ranks = [json.loads(path.read_text()) for path in out.glob("ranks/worker*.json")]
+    return sum(size for rank in ranks for size in rank["row_bytes"].values())
 
 
 def simulated(data: str, policy: str) -> int:
@@ -48,7 +49,7 @@ def simulated(data: str, policy: str) -> int:
     source = open_source(data)
     setup = Setup(source.schema, open_cluster(NETWORK), DIM, BATCH * WORKERS)
     outcome = measure_named(policy, Job(source, setup, STEPS, 0))
-    return int(outcome.traffic.bytes_WKIP.sum())
+    return int(outcome.traffic.bytes_WKIP.sum() + outcome.drain_bytes_WK.sum())
 
 
 def main() -> None:
@@ -61,8 +62,8 @@ def main() -> None:
             rows.append([data, *(f"{size / 1e6:.2f}" for size in real), *ratios])
     note = (
         f"{NETWORK}, {WORKERS} workers x {BATCH} samples, dim {DIM}, {STEPS} steps, SGD, caches of "
-        f"10 %. Megabytes of rows between workers and shards, counted by the ranks, "
-        "without the drain. Training also moves the linear part of the model, one float a row."
+        f"10 %. Megabytes of rows between workers and shards, counted by the workers as they move, "
+        "with what the end brings home. Training also moves the linear part of the model, one float a row."
     )
     headings = ["data", f"{OWN}, MB", f"{OTHER}, MB", "ratio in training", "ratio simulated"]
     record("bytes", "Bytes of real training", f"{note}\n\n{markdown(headings, rows)}")
