@@ -63,7 +63,8 @@ def main() -> None:
     note = (
         f"{NETWORK}, {WORKERS} workers x {BATCH} samples, dim {DIM}, {STEPS} steps, SGD, caches of "
         f"10 %. Megabytes of rows between workers and shards, counted by the workers as they move, "
-        "with what the end brings home. Training also moves the linear part of the model, one float a row."
+        "with what the end brings home. Training also moves the linear part of the model, one "
+        "float a row."
     )
     headings = ["data", f"{OWN}, MB", f"{OTHER}, MB", "ratio in training", "ratio simulated"]
     record("bytes", "Bytes of real training", f"{note}\n\n{markdown(headings, rows)}")
