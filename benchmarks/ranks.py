@@ -25,6 +25,7 @@ def free_port() -> int:
 def environment(rank: int, size: int, address: str, port: int) -> dict[str, str]:
     """What torchrun would set, and one thread a rank: ranks share the machine's cores."""
     return os.environ | {
+        "EMBROUTE_SECRET": "a secret of benchmarks",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),

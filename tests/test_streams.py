@@ -74,11 +74,18 @@ def sent(source: str, goal: str, phase: int) -> npt.NDArray[np.uint8]:
 
 
 @pytest.fixture(params=["one host", "several"])
-def hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def hosts(request: pytest.FixtureRequest) -> str:
     """Whether ranks meet within a host; if not, there is only the network."""
     if request.param == "several":
-        monkeypatch.setattr(links, "_local", lambda _: f"\0{secrets.token_hex()}")
+        request.getfixturevalue("apart")
     return str(request.param)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank takes itself for the only one of its host."""
+    monkeypatch.setattr(links, "host_id", secrets.token_hex)
+    monkeypatch.setattr(links, "own_addresses", lambda: ["127.0.0.1"])
 
 
 def test_who_waits_to_send_takes_in_what_comes(
@@ -241,29 +248,12 @@ def test_waiting_lets_signals_through() -> None:
         assert waiting.wait(20) != 0
 
 
-def test_strangers_are_turned_away(store: PrefixStore) -> None:
+def test_the_next_address_is_tried(
+    store: PrefixStore, apart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listener = Listener(store, "a")
-    token, _, port, *_ = store.get("listens/a").decode().split()
-    strangers = list[socket.socket]()
-    for text in ("nonsense", f"{token[::-1]} rows b", f"{token} rows z", "\xff" * 10):
-        stranger = socket.create_connection(("127.0.0.1", int(port)))
-        stranger.sendall(text.encode("latin-1").ljust(links.GREETING_BYTES))
-        strangers.append(stranger)
-    strangers.append(socket.create_connection(("127.0.0.1", int(port))))
-    strangers[-1].close()
-    found = together(
-        {
-            "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
-            "b": lambda: call(store, "a", ["rows"], "b", 20),
-        }
-    )
-    assert list(found["a"]) == [("rows", "b")]
-    close(listener, *strangers, *found["a"].values(), *found["b"].values())
-
-
-def test_the_next_address_is_tried(store: PrefixStore) -> None:
-    listener = Listener(store, "a")
-    token, _, port, *_ = store.get("listens/a").decode().split()
+    identity, host, path, place = store.get("listens/a").decode().split()
+    port = place.partition("|")[2]
     with socket.create_server(("127.0.0.2", int(port))) as other:  # another program has the port
 
         def answer() -> None:
@@ -271,7 +261,8 @@ def test_the_next_address_is_tried(store: PrefixStore) -> None:
                 sock, _ = other.accept()
                 sock.close()
 
-        store.set("listens/a", f"{token} nowhere {port} 127.0.0.3 127.0.0.2 127.0.0.1")
+        places = " ".join(f"127.0.0.{last}|{port}" for last in (3, 2, 1))
+        store.set("listens/a", f"{identity} {host} {path} {places}")
         found = together(
             {
                 "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
@@ -293,7 +284,7 @@ def test_a_rank_that_never_connects_is_named(store: PrefixStore) -> None:
 def test_nobody_listens(store: PrefixStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    store.set("listens/a", f"token nowhere {port} 127.0.0.1")
+    store.set("listens/a", f"identity host /nowhere 127.0.0.1|{port}")
     with pytest.raises(LostPeerError, match=r"lost a: cannot connect to 127.0.0.1 \(.*refused"):
         call(store, "a", ["rows"], "b", 5)
 
@@ -310,7 +301,7 @@ def test_messages_lie_in_one_piece(pair: tuple[StreamChannel, StreamChannel]) ->
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert links.own_addresses() == ["127.0.0.1"]  # all ranks are here
+    assert links.own_addresses() == []  # all ranks are here
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
@@ -327,6 +318,7 @@ def test_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     if not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("no IPv6 here")
     monkeypatch.setattr(links, "own_addresses", lambda: ["::1"])
+    monkeypatch.setattr(links, "host_id", secrets.token_hex)
 
     def rank(name: str) -> int:
         channels = open_channels(store, name, LINKS, 20).values()
@@ -338,7 +330,9 @@ def test_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == dict.fromkeys(NAMES, len(LINKS))
 
 
-def test_an_unknown_exchange_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_exchange_is_refused(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from embroute.runtime.connect import _channels
     from embroute.runtime.layout import on_one_node
 
@@ -346,4 +340,4 @@ def test_an_unknown_exchange_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         ValueError, match="EMBROUTE_EXCHANGE must be sockets or gloo, got 'pigeons'"
     ):
-        _channels("worker0", {}, on_one_node(1, 1))
+        _channels(store, "worker0", {}, on_one_node(1, 1))

@@ -1,8 +1,7 @@
-"""Sums through shared memory: those of all workers, in their order, and never without one."""
+"""Sums over workers, in shared memory and round a ring: of all of them, alike everywhere."""
 
 from __future__ import annotations
 
-import itertools
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +14,26 @@ import pytest
 import torch
 
 from embroute.runtime import sums
-from embroute.runtime.exchange import Hub, LocalChannel, LostPeerError, Sums
+from embroute.runtime.exchange import LostPeerError
 from embroute.runtime.streams import StreamChannel
-from embroute.runtime.sums import FEW, SharedSums, shared_sums
+from embroute.runtime.sums import FEW, WorkerSums, sum_links, worker_sums
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
 Near = list[StreamChannel]
 
 
-def connected(workers: int, pair: Callable[[], tuple[socket.socket, socket.socket]]) -> Near:
-    """Every worker's connections to all others."""
-    links: list[dict[str, socket.socket]] = [{} for _ in range(workers)]
-    for low, high in itertools.combinations(range(workers), 2):
+def connected(
+    workers: int, pair: Callable[[], tuple[socket.socket, socket.socket]], near: bool = True
+) -> Near:
+    """Every worker's connections to those that it needs."""
+    names = [f"worker{i}" for i in range(workers)]
+    links: dict[str, dict[str, socket.socket]] = {name: {} for name in names}
+    for low, high in sum_links(names, near):
         left, right = pair()
         left.setblocking(False)
         right.setblocking(False)
-        links[low][f"worker{high}"], links[high][f"worker{low}"] = left, right
-    return [StreamChannel(own) for own in links]
+        links[low][high], links[high][low] = left, right
+    return [StreamChannel(links[name]) for name in names]
 
 
 def network_pair() -> tuple[socket.socket, socket.socket]:
@@ -46,14 +48,12 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def ready(workers: int, opened: ExitStack, pair: Any = socket.socketpair) -> list[Sums]:
+def ready(workers: int, opened: ExitStack, near: bool = True) -> list[WorkerSums]:
     """Every worker's sums."""
-    near, hub = connected(workers, pair), Hub()
-    for channel in near:
+    channels = connected(workers, socket.socketpair if near else network_pair, near)
+    for channel in channels:
         opened.callback(channel.close)
-    members = tuple(f"worker{i}" for i in range(workers))
-    apart = [LocalChannel(hub, "dense", name, members) for name in members]
-    return together([partial(shared_sums, apart[i], near[i], i, 20.0) for i in range(workers)])
+    return together([partial(worker_sums, channels[i], i, workers, 20.0) for i in range(workers)])
 
 
 def together(work: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -66,19 +66,22 @@ def parts(workers: int, step: int, size: int, dtype: torch.dtype) -> list[torch.
     return [torch.randn(size, generator=draw).to(dtype) for _ in range(workers)]
 
 
-@pytest.mark.parametrize("workers", range(2, FEW + 1))
-def test_sums_are_taken_in_the_order_of_workers(
+SIZES = [0, 1, 5, 1000, 1024, 5000, 3] * 20
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@pytest.mark.parametrize("workers", [2, 3, FEW, FEW + 1, 8])
+def test_sums_in_memory_are_taken_in_the_order_of_workers(
     workers: int, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sums, "SLAB_BYTES", 4096)  # most sums take several turns
     channels = ready(workers, opened)
-    assert all(isinstance(channel, SharedSums) for channel in channels)
-    kinds = (torch.float32, torch.float64, torch.bfloat16)
+    assert all(channel.in_memory for channel in channels)
 
     def work(worker: int) -> int:
         right = 0
-        for step, size in enumerate([0, 1, 5, 1000, 1024, 5000, 3] * 20):
-            own = parts(workers, step, size, kinds[step % 3])
+        for step, size in enumerate(SIZES):
+            own = parts(workers, step, size, DTYPES[step % 3])
             expected = own[0].clone()
             for other in own[1:]:
                 expected += other
@@ -86,35 +89,60 @@ def test_sums_are_taken_in_the_order_of_workers(
             right += torch.equal(own[worker], expected)
         return right
 
-    assert together([partial(work, w) for w in range(workers)]) == [140] * workers
+    assert together([partial(work, w) for w in range(workers)]) == [len(SIZES)] * workers
 
 
-def test_messages_go_where_they_went(opened: ExitStack) -> None:
-    first, second = ready(2, opened)
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_sums_round_a_ring_are_right_and_alike_on_all_workers(
+    workers: int, opened: ExitStack
+) -> None:
+    channels = ready(workers, opened, near=False)
+    assert not any(channel.in_memory for channel in channels)
+
+    def work(worker: int) -> list[torch.Tensor]:
+        made = []
+        for step, size in enumerate(SIZES):
+            own = parts(workers, step, size, DTYPES[step % 2])
+            channels[worker].sum(own[worker])
+            made.append(own[worker])
+        return made
+
+    made = together([partial(work, w) for w in range(workers)])
+    for step, size in enumerate(SIZES):
+        expected = torch.stack(parts(workers, step, size, DTYPES[step % 2])).double().sum(0)
+        torch.testing.assert_close(made[0][step].double(), expected, rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(other[step], made[0][step]) for other in made)
+
+
+def test_one_worker_has_the_sum_already(opened: ExitStack) -> None:
+    (alone,) = ready(1, opened)
+    own = torch.arange(5.0)
+    alone.sum(own)
+    assert own.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_messages_between_workers_pass_beside_sums(near: bool, opened: ExitStack) -> None:
+    first, *_, last = ready(4, opened, near)
     data = torch.arange(4, dtype=torch.uint8).numpy()
     got = torch.zeros(4, dtype=torch.uint8).numpy()
-    first.swap([("worker1", data)], [])
-    second.post([], [("worker0", got)]).wait()
+    first.swap([("worker3", data)], [])
+    last.post([], [("worker0", got)]).wait()
     assert got.tolist() == [0, 1, 2, 3]
     first.close()
 
 
-def test_workers_of_several_hosts_share_no_memory(opened: ExitStack) -> None:
-    channels = ready(3, opened, network_pair)
-    assert all(isinstance(channel, LocalChannel) for channel in channels)
-
-
-def test_a_lost_worker_is_named(opened: ExitStack) -> None:
-    channels = ready(2, opened)
-    assert isinstance(channels[1], SharedSums)
-    channels[1]._near.close()
+@pytest.mark.parametrize("near", [True, False])
+def test_a_lost_worker_is_named(near: bool, opened: ExitStack) -> None:
+    first, second = ready(2, opened, near)
+    second.close()
     with pytest.raises(LostPeerError, match="lost worker1"):
-        channels[0].sum(torch.ones(3))
+        first.sum(torch.ones(3))
 
 
 def test_a_worker_lost_at_the_start_is_named() -> None:
     near = connected(2, socket.socketpair)
     near[0].close()
     with pytest.raises(LostPeerError, match="lost worker0"):
-        shared_sums(LocalChannel(Hub(), "dense", "worker1"), near[1], 1, 20.0)
+        worker_sums(near[1], 1, 2, 20.0)
     near[1].close()

@@ -1,4 +1,4 @@
-"""Join a torchrun job: find out who this rank is, and open its channels to the others."""
+"""Join a job: find out who this rank is, and open its channels to the others."""
 
 from __future__ import annotations
 
@@ -11,23 +11,36 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from embroute.runtime.ending import end_clearly
 from embroute.runtime.exchange import Channel, GlooChannel, LostPeerError, Sums
-from embroute.runtime.heartbeat import Heartbeat
+from embroute.runtime.heartbeat import Heartbeat, patience
+from embroute.runtime.job_store import (
+    FOLDER,
+    SHARDS,
+    JobStore,
+    attempt,
+    hosts_store,
+    names_by_rank,
+    on_one_machine,
+    open_store,
+    torch_store,
+)
 from embroute.runtime.layout import Layout, on_one_node
-from embroute.runtime.links import Links, open_channels
+from embroute.runtime.links import INTERFACE, Links, open_channels
 from embroute.runtime.mail import CopiedMail, Mail
 from embroute.runtime.seat import Seat, names
 from embroute.runtime.settings import Settings
 from embroute.runtime.slabs import offer, take_offer
 from embroute.runtime.streams import StreamChannel
-from embroute.runtime.sums import FEW, is_near, shared_sums
+from embroute.runtime.sums import is_near, sum_links, worker_sums
 
 EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
+CHANNELS = ("plans", "rows", "answers", "star")  # beside the sums
 CONNECT_S = 60.0
 YIELDING = 10  # niceness: plans are made ahead, so those who train on the same cores come first
 TRANSFER_TIMEOUT = timedelta(hours=2)  # liveness is the heartbeat's business
@@ -36,48 +49,79 @@ MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
 LARGEST_KEPT, HEAP_KEPT = 1 << 25, 1 << 28  # bytes; glibc takes no larger threshold than the first
 
 
-def _group(rank_of: dict[str, int], members: list[str]) -> GlooChannel:
-    """A process group of some ranks; all others have to take part in making it."""
-    ranks = [rank_of[name] for name in members]
-    group = dist.new_group(ranks, timeout=TRANSFER_TIMEOUT, backend="gloo")
-    return GlooChannel(group, rank_of)
-
-
 def _links(layout: Layout) -> Links:
     """Who listens to whom; nobody calls a rank that comes after it."""
     coordinator, *others = names(layout.num_workers, layout.num_shards)
     shards, workers = others[: layout.num_shards], others[layout.num_shards :]
     stars = [(coordinator, other) for other in others]
-    links = {
+    return {
         "plans": stars,
         "rows": list(itertools.product(shards, workers)),
         "answers": stars,
         "star": [(shards[0], worker) for worker in workers],
+        "sums": sum_links(workers, len(layout.nodes) == 1),
     }
-    if 1 < len(workers) <= FEW:
-        links["sums"] = list(itertools.combinations(workers, 2))
-    return links
 
 
-def _channels(name: str, rank_of: dict[str, int], layout: Layout) -> Mapping[str, Channel]:
-    """This rank's channels: sockets of our own, or torch's groups where those cannot be used."""
-    links, means = _links(layout), os.environ.get(EXCHANGE) or SOCKETS
+def _uses_sockets() -> bool:
+    """Whether ranks exchange over connections of our own, or torch's where those cannot be used."""
+    means = os.environ.get(EXCHANGE) or SOCKETS
     if means not in (SOCKETS, GLOO):
         raise ValueError(f"{EXCHANGE} must be {SOCKETS} or {GLOO}, got {means!r}")
-    if means == SOCKETS and sys.platform == "linux":
-        return open_channels(_job_store(CONNECT_S), name, links, CONNECT_S)
-    return {kind: _group(rank_of, sorted(rank_of)) for kind in links if kind != "sums"}
+    return means == SOCKETS and sys.platform == "linux"
 
 
-def _sums(name: str, dense: GlooChannel, found: Mapping[str, Channel]) -> Sums:
-    """What adds up over workers: memory of one host, or torch's group."""
-    near = found.get("sums")
-    if not (name.startswith("worker") and isinstance(near, StreamChannel)):
-        return dense
-    return shared_sums(dense, near, int(name.removeprefix("worker")), CONNECT_S)
+def _gloo_channels(rank_of: dict[str, int], layout: Layout) -> dict[str, Channel]:
+    """Torch's process groups; nobody who connects to Gloo has to prove who it is."""
+    if on_one_machine():
+        os.environ.setdefault(INTERFACE, _loopback())
+    timeout = timedelta(seconds=CONNECT_S)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "gloo", store=_gloo_store(), rank=rank, world_size=size, timeout=timeout
+    )
+    workers = [rank_of[f"worker{i}"] for i in range(layout.num_workers)]
+    members = {kind: sorted(rank_of.values()) for kind in _links(layout)} | {"sums": workers}
+    return {
+        kind: GlooChannel(dist.new_group(ranks, TRANSFER_TIMEOUT, "gloo"), rank_of)
+        for kind, ranks in members.items()
+    }
 
 
-def _mail(name: str, layout: Layout, rows: Channel) -> Mail:
+def _gloo_store() -> Store:
+    """What Gloo finds its peers by: torch's own kinds only."""
+    if FOLDER in os.environ:
+        path = Path(os.environ[FOLDER]) / f"gloo{attempt()}"
+        return FileStore(str(path), int(os.environ["WORLD_SIZE"]))
+    return torch_store(CONNECT_S)
+
+
+def _loopback() -> str:
+    """The interface that leads nowhere else."""
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
+def _channels(
+    store: JobStore, name: str, rank_of: dict[str, int], layout: Layout
+) -> Mapping[str, Channel]:
+    """This rank's channels."""
+    if _uses_sockets():
+        return open_channels(store, name, _links(layout), CONNECT_S)
+    return _gloo_channels(rank_of, layout)
+
+
+def _sums(name: str, layout: Layout, channel: Channel) -> Sums:
+    """What adds up over workers; other ranks never do."""
+    if isinstance(channel, StreamChannel):
+        if name.startswith("worker"):
+            index = int(name.removeprefix("worker"))
+            return worker_sums(channel, index, layout.num_workers, CONNECT_S)
+        return worker_sums(channel, 0, 1, CONNECT_S)
+    assert isinstance(channel, GlooChannel)
+    return channel
+
+
+def _mail(store: JobStore, name: str, layout: Layout, rows: Channel) -> Mail:
     """What carries rows: memory if all who hold rows are on one host, else the connections.
 
     Both ends of a connection must know, so everyone writes down what its connections are.
@@ -85,7 +129,6 @@ def _mail(name: str, layout: Layout, rows: Channel) -> Mail:
     _, *others = names(layout.num_workers, layout.num_shards)
     if name not in others or not isinstance(rows, StreamChannel):
         return CopiedMail(rows)
-    store = _job_store(CONNECT_S)
     store.set(f"near/{name}", str(is_near(rows)))
     if not all(store.get(f"near/{other}") == str(True).encode() for other in others):
         return CopiedMail(rows)
@@ -94,53 +137,28 @@ def _mail(name: str, layout: Layout, rows: Channel) -> Mail:
     return take_offer(name, rows, CONNECT_S)
 
 
-def _job_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
-    """A connection to the store that every rank of this attempt can reach.
-
-    The launcher keeps its store over restarts: each attempt has names of its own in it, or ranks
-    would find the addresses of dead ones.
-    """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(host, port, is_master=host_it, timeout=timedelta(seconds=timeout_s))
-    return PrefixStore(f"embroute/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-
-def _hosts_store() -> bool:
-    """Whether this rank keeps the store; torchrun keeps it itself."""
-    launcher_does = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    return os.environ["RANK"] == "0" and not launcher_does
-
-
-def _join_group(timeout_s: float) -> None:
-    """Make torch's default group of all ranks."""
+def _ranks_by_name(store: JobStore, name: str, layout: Layout, timeout_s: float) -> dict[str, int]:
+    """Every rank publishes its name and waits for the others'."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = _job_store(timeout_s, host_it=_hosts_store())
-    timeout = timedelta(seconds=timeout_s)
-    try:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    except dist.DistStoreError:
-        raise LostPeerError(
-            f"not all of the {size} ranks have come within {timeout_s:.0f} s; what the others say "
-            f"tells why"
-        ) from None
-
-
-def _ranks_by_name(store: PrefixStore, name: str, layout: Layout) -> dict[str, int]:
-    """Every rank writes its name down and reads the others'."""
-    rank, size = dist.get_rank(), dist.get_world_size()
     if size != layout.num_ranks:
         raise ValueError(
             f"the launcher started {size} ranks, the job has {layout.num_ranks}: a coordinator, "
             f"{layout.num_shards} shards and {layout.num_workers} workers"
         )
     store.set(f"rank/{rank}", name)
-    found: dict[str, int] = {}
-    for other in range(size):
-        its = store.get(f"rank/{other}").decode()
-        if its in found:
-            raise ValueError(f"ranks {found[its]} and {other} are both {its}")
-        found[its] = other
-    return found
+    try:
+        published = names_by_rank(store, size)
+    except RuntimeError:
+        raise LostPeerError(
+            f"not all of the {size} ranks have come within {timeout_s:.0f} s; what the others say "
+            f"tells why"
+        ) from None
+    rank_of: dict[str, int] = {}
+    for other, other_name in enumerate(published):
+        if other_name in rank_of:
+            raise ValueError(f"ranks {rank_of[other_name]} and {other} are both {other_name}")
+        rank_of[other_name] = other
+    return rank_of
 
 
 def keep_memory() -> bool:
@@ -159,31 +177,35 @@ def keep_memory() -> bool:
 @contextmanager
 def connect(layout: Layout, node: str = "", peer_timeout_s: float = 30.0) -> Iterator[Seat]:
     """This rank's seat in a job that torchrun, or `embroute train`, has started."""
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    for variable in (*needed, *(() if FOLDER in os.environ else ("MASTER_ADDR", "MASTER_PORT"))):
         if variable not in os.environ:
             raise ValueError(
-                f"{variable} is not set: start the program with torchrun, or use embroute train"
+                f"{variable} is not set: start the program with embroute run or torchrun, or use "
+                f"embroute train"
             )
     name = layout.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
     if name == names(layout.num_workers, layout.num_shards)[0]:
         os.nice(YIELDING)
     keep_memory()
-    _join_group(max(60.0, peer_timeout_s))
-    # Connections of our own: torch's may block while the heartbeat must not.
-    rank_of = _ranks_by_name(_job_store(peer_timeout_s), name, layout)
-    beat = Heartbeat(_job_store(peer_timeout_s), name, sorted(rank_of), peer_timeout_s)
-    beat.hosts_store = _hosts_store()
+    begin_s = max(CONNECT_S, peer_timeout_s)
+    store = open_store(begin_s, host_it=hosts_store())
+    rank_of = _ranks_by_name(store, name, layout, begin_s)
+    # A connection of its own: others may block while the heartbeat must not.
+    beats = open_store(patience(peer_timeout_s))
+    beat = Heartbeat(beats, name, sorted(rank_of), peer_timeout_s)
+    beat.hosts_store = hosts_store()
     with beat:
-        dense = _group(rank_of, [f"worker{i}" for i in range(layout.num_workers)])
-        found = _channels(name, rank_of, layout)
-        plans, rows, answers, star = (found[kind] for kind in ("plans", "rows", "answers", "star"))
-        sums = _sums(name, dense, found)
-        mail = _mail(name, layout, rows)
+        channels = _channels(store, name, rank_of, layout)
+        plans, rows, answers, star = (channels[kind] for kind in CHANNELS)
+        sums = _sums(name, layout, channels["sums"])
+        mail = _mail(store, name, layout, rows)
         yield Seat(name, layout.num_workers, layout.num_shards, plans, mail, sums, answers, star)
-    # Not after an error: taking the groups down would wait for the lost.
-    for channel in found.values():
+    # Not after an error: taking groups down would wait for the lost.
+    for channel in channels.values():
         channel.close()
-    dist.destroy_process_group()
+    if dist.is_initialized() and not _uses_sockets():
+        dist.destroy_process_group()
 
 
 def take_seat(settings: Settings) -> Seat:
@@ -191,12 +213,13 @@ def take_seat(settings: Settings) -> Seat:
     if "nodes" in settings:
         layout = Layout(settings["nodes"])
     else:
-        shards = settings.get("shards", 1)
+        shards = _num_shards(settings)
         workers = int(os.environ.get("WORLD_SIZE", 0)) - 1 - shards
         if workers < 1:
             raise ValueError(
                 f"a job needs a coordinator, {shards} shards and at least one worker: start it "
-                f"with torchrun --nproc-per-node {2 + shards} or more"
+                f"with embroute run --workers 2 --shards {shards} SCRIPT, or with torchrun "
+                f"--nproc-per-node {2 + shards} or more"
             )
         layout = on_one_node(workers, shards)
     stack = ExitStack()
@@ -205,6 +228,15 @@ def take_seat(settings: Settings) -> Seat:
     atexit.register(_leave, stack)
     end_clearly(seat.name)
     return seat
+
+
+def _num_shards(settings: Settings) -> int:
+    """As the script says, or `embroute run`; they must agree."""
+    started = os.environ.get(SHARDS)
+    asked = settings.get("shards", int(started or 1))
+    if started and int(started) != asked:
+        raise ValueError(f"shards={asked} in the script, embroute run --shards {started}")
+    return asked
 
 
 def _leave(stack: ExitStack) -> None:

@@ -12,7 +12,6 @@ from embroute.cluster import Cluster
 from embroute.cost import sums_by_shard
 from embroute.runtime.seat import Seat
 from embroute.runtime.star import StarSums, can_add_up
-from embroute.runtime.sums import SharedSums
 
 
 class Dense:
@@ -99,8 +98,8 @@ class Dense:
         A ring sends every byte but those of its own share twice.
         """
         workers = self.seat.num_workers
-        near = isinstance(self.seat.dense, SharedSums)
-        if sums_by_shard(self.cluster, with_rows) and can_add_up(flat) and not near:
+        by_shard = sums_by_shard(self.cluster, with_rows) and can_add_up(flat)
+        if by_shard and not self.seat.dense.in_memory:
             self._star.sum(flat, adds)
             self.sent_bytes += flat.nbytes if adds else 0
         else:

@@ -63,6 +63,11 @@ class Channel(Protocol):
 class Sums(Channel, Protocol):
     """A channel whose ranks can also add up what each of them has."""
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether sums use no link."""
+        ...
+
     def sum(self, flat: torch.Tensor) -> None:
         """Replace by the sum over the channel's ranks."""
         ...
@@ -119,6 +124,8 @@ class GlooChannel:
 
     def close(self) -> None:
         """All process groups end together, with torch's own."""
+
+    in_memory = False
 
     def sum(self, flat: torch.Tensor) -> None:
         """One all-reduce of a flat tensor."""
@@ -202,6 +209,8 @@ class LocalChannel:
                 f"{peer} sent {self.me} {len(message)} bytes on {self.name}, expected {size}"
             )
         return message
+
+    in_memory = False
 
     def sum(self, flat: torch.Tensor) -> None:
         """The first member adds up what the others send, and sends back the sum."""

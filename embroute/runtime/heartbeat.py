@@ -8,41 +8,48 @@ time-out: a thread of its own watches how long ago the last answer came.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from types import TracebackType
 from typing import NoReturn, Self
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
 from embroute.runtime.ending import TRY_AGAIN, end
+from embroute.runtime.job_store import LAUNCHER, JobStore
 
 LEFT = "left"
 
 
+def interval(timeout_s: float) -> float:
+    """Seconds between two beats."""
+    if not timeout_s >= 1:
+        raise ValueError(f"--peer-timeout must be at least 1 second, got {timeout_s:g}")
+    return min(1.0, timeout_s / 10)
+
+
+def patience(timeout_s: float) -> float:
+    """Seconds of silence that end a rank: others must have ended by the time-out as well."""
+    return max(timeout_s - 3 * interval(timeout_s), timeout_s / 2)
+
+
 class Heartbeat:
-    """Beats while the context is open."""
+    """Beats while the context is open. The store's own time-out should be `patience`."""
 
     def __init__(
-        self, store: PrefixStore, name: str, everyone: Sequence[str], timeout_s: float
+        self, store: JobStore, name: str, everyone: Sequence[str], timeout_s: float
     ) -> None:
-        if timeout_s < 1:
-            raise ValueError(f"--peer-timeout must be at least 1 second, got {timeout_s:g}")
         self.store, self.name, self.hosts_store = store, name, False
         self.others = [other for other in everyone if other != name]
-        self.interval_s = min(1.0, timeout_s / 10)
-        # Others must have ended by the time-out, and they need a moment to see it.
-        self.patience_s = max(timeout_s - 3 * self.interval_s, timeout_s / 2)
+        self.interval_s, self.patience_s = interval(timeout_s), patience(timeout_s)
+        self._launcher = os.environ.get(LAUNCHER)
         self._all_here = False
         self._answered = time.monotonic()
         self._stop, self._gone = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
-        self.store.set_timeout(timedelta(seconds=self.patience_s))
         self.store.set(self._key(self.name), "0")
         self._answered = time.monotonic()
         self._thread.start()
@@ -104,8 +111,13 @@ class Heartbeat:
         return dict(zip(self.others, values, strict=True))
 
     def _watch(self) -> None:
-        """End the process if the store does not answer: this rank is cut off, or the store is."""
+        """End the process if the store does not answer: this rank is cut off, or the store is.
+
+        Nobody else watches the ranks of a launcher that is dead.
+        """
         while not self._gone.wait(self.interval_s):
+            if self._launcher not in (None, str(os.getppid())):
+                self._end("lost the launcher")
             if time.monotonic() - self._answered > self.patience_s:
                 self._end(f"no answer from the host of the job's store for {self.patience_s:.0f} s")
 

@@ -1,0 +1,255 @@
+"""Strangers at the door of a rank: turned away, kept small, never in the way of the real peer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from embroute.runtime import job_store, links
+from embroute.runtime.exchange import LostPeerError
+from embroute.runtime.handshake import (
+    CLAIM_BYTES,
+    HELLO_BYTES,
+    MAGIC,
+    NONCE_BYTES,
+    REPLY_BYTES,
+    Caller,
+    HandshakeError,
+    Welcome,
+)
+from embroute.runtime.links import Listener, call
+
+KEY = b"the secret of a job"
+WANTED = ("rows", "b")
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(job_store.SECRET, KEY.decode())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+@pytest.fixture(params=["path", "network"])
+def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    if request.param == "network":
+        monkeypatch.setattr(links, "host_id", secrets.token_hex)
+        monkeypatch.setattr(links, "own_addresses", lambda: ["127.0.0.1"])
+    else:
+        monkeypatch.setattr(links, "own_addresses", list)
+    opened = Listener(STORE, "a")
+    yield opened
+    opened.close()
+
+
+STORE = PrefixStore("job", HashStore())
+
+
+def visit() -> socket.socket:
+    """A stranger's connection to the listener, by the way that its peer takes."""
+    _, _, path, *places = STORE.get("listens/a").decode().split()
+    if places:
+        address, port = places[0].split("|")
+        return socket.create_connection((address, int(port)), 5)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(path)
+    sock.settimeout(5)
+    return sock
+
+
+def hello(kind: str = "rows", name: str = "b") -> bytes:
+    return Caller(KEY, "unknown", kind, name).hello
+
+
+def replay(sock: socket.socket) -> None:
+    """A right hello, then a proof that is none."""
+    sock.sendall(hello())
+    sock.recv(REPLY_BYTES, socket.MSG_WAITALL)
+    sock.sendall(bytes(32))
+
+
+def reflect(sock: socket.socket) -> None:
+    """The listener's own proof, sent back to it."""
+    sock.sendall(hello())
+    sock.sendall(sock.recv(REPLY_BYTES, socket.MSG_WAITALL)[NONCE_BYTES:])
+
+
+def wrong_secret(sock: socket.socket) -> None:
+    caller = Caller(b"another secret, also long", "unknown", *WANTED)
+    sock.sendall(caller.hello)
+    sock.recv(REPLY_BYTES, socket.MSG_WAITALL)
+    sock.sendall(secrets.token_bytes(32))
+
+
+GARBAGE: dict[str, Callable[[socket.socket], object]] = {
+    "silence": lambda sock: None,
+    "a byte": lambda sock: sock.sendall(b"e"),
+    "zeros": lambda sock: sock.sendall(bytes(HELLO_BYTES)),
+    "high bytes": lambda sock: sock.sendall(b"\xff" * HELLO_BYTES),
+    "random": lambda sock: sock.sendall(os.urandom(HELLO_BYTES)),
+    "a flood": lambda sock: sock.sendall(os.urandom(1 << 16)),
+    "a web request": lambda sock: sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".ljust(300)),
+    "a pickle": lambda sock: sock.sendall(b"\x80\x04\x95" + bytes(200)),
+    "half a hello": lambda sock: sock.sendall(hello()[: HELLO_BYTES // 2]),
+    "a claim that is no text": lambda sock: sock.sendall(
+        MAGIC + bytes(NONCE_BYTES) + b"\xff\xfe" * (CLAIM_BYTES // 2)
+    ),
+    "a proof of zeros": replay,
+    "the listener's own proof": reflect,
+    "another secret": wrong_secret,
+    "a token of the first version": lambda sock: sock.sendall(b"\xc3\xa4 rows b".ljust(256)),
+    "gone at once": lambda sock: sock.close(),
+}
+
+
+def meet(listener: Listener, seconds: float = 20) -> float:
+    """Seconds until the real peer is in."""
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        accepted = pool.submit(listener.accept, [WANTED], time.monotonic() + seconds)
+        called = pool.submit(call, STORE, "a", ["rows"], "b", seconds)
+        sockets = [*accepted.result(seconds + 5).values(), *called.result(seconds + 5).values()]
+    took = time.monotonic() - began
+    left, right = sockets
+    right.setblocking(True)
+    right.sendall(b"rows")
+    left.setblocking(True)
+    assert left.recv(4) == b"rows"
+    for sock in sockets:
+        sock.close()
+    return took
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_stranger_is_turned_away_and_the_peer_comes_in(kind: str, listener: Listener) -> None:
+    with ThreadPoolExecutor(3) as pool:
+
+        def come() -> None:
+            with visit() as sock:
+                try:
+                    GARBAGE[kind](sock)
+                    assert len(sock.recv(1 << 16)) in (0, REPLY_BYTES)
+                except OSError:
+                    return  # turned away while it spoke, or never answered
+
+        strangers = [pool.submit(come) for _ in range(3)]
+        time.sleep(0.05)
+        assert meet(listener) < 3
+        listener.close()
+        for stranger in strangers:
+            stranger.result(20)
+
+
+def test_forty_silent_connections_do_not_keep_the_peer_out(listener: Listener) -> None:
+    silent = [visit() for _ in range(40)]
+    assert meet(listener) < 3
+    for sock in silent:
+        sock.close()
+
+
+def test_more_connections_than_there_is_room_for(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "VISITORS", 8)
+    silent = [visit() for _ in range(100)]
+    assert meet(listener) < 3
+    for sock in silent:
+        sock.close()
+
+
+def test_a_caller_that_is_not_expected_is_refused(listener: Listener) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(listener.accept, [WANTED], time.monotonic() + 1)
+        with pytest.raises(LostPeerError, match="lost a: cannot connect"):
+            call(STORE, "a", ["plans"], "z", 5)
+        with pytest.raises(LostPeerError, match="lost b: it did not connect for rows"):
+            waiting.result(5)
+
+
+def test_a_listener_without_the_secret_is_not_believed() -> None:
+    """A stranger who redirects the peers to itself learns no secret, and gets no rows."""
+    caller = Caller(KEY, "a-1", *WANTED)
+    other = Welcome(b"some other secret", "a-1")
+    with pytest.raises(HandshakeError, match="does not know the job's secret"):
+        caller.answer(other.receive(caller.hello))
+
+
+def test_a_proof_is_good_for_one_listener_and_one_connection() -> None:
+    caller = Caller(KEY, "a-1", *WANTED)
+    first, again = Welcome(KEY, "a-1"), Welcome(KEY, "a-1")
+    proof = caller.answer(first.receive(caller.hello))
+    first.receive(proof)
+    assert first.claim == WANTED
+    again.receive(caller.hello)
+    with pytest.raises(HandshakeError):
+        again.receive(proof)
+    with pytest.raises(HandshakeError):
+        caller.answer(Welcome(KEY, "a-2").receive(caller.hello))
+
+
+def test_unauthenticated_bytes_are_few_at_any_moment() -> None:
+    assert HELLO_BYTES + REPLY_BYTES < 300
+    welcome = Welcome(KEY, "a")
+    greeting = hello()
+    for at in range(len(greeting)):
+        assert 0 < welcome.wanted <= HELLO_BYTES - at
+        welcome.receive(greeting[at : at + 1])
+
+
+def test_what_others_wrote_into_the_store_is_no_address() -> None:
+    for text in ("", "one", "a b c d|e", "a b c 127.0.0.1|99|9", "\x00", "ä ö ü ß"):
+        STORE.set("listens/a", text)
+        with pytest.raises(LostPeerError, match="lost a"):
+            call(STORE, "a", ["rows"], "b", 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("EMBROUTE_SECRET", "short", "has 5 bytes, it needs at least 16"),
+        ("EMBROUTE_SECRET_FILE", "/nowhere/secret", "EMBROUTE_SECRET_FILE=/nowhere/secret: .*No"),
+        ("", "", "EMBROUTE_SECRET is not set: ranks on several machines need a common secret"),
+    ],
+)
+def test_secrets_that_do_not_do(
+    variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EMBROUTE_SECRET")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    if variable:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=message):
+        job_store.job_secret()
+
+
+def test_a_secret_file_that_others_can_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("EMBROUTE_SECRET")
+    path = tmp_path / "secret"
+    path.write_text("x" * 32)
+    path.chmod(0o644)
+    monkeypatch.setenv("EMBROUTE_SECRET_FILE", str(path))
+    with pytest.raises(ValueError, match="mode 644 lets others read it"):
+        job_store.job_secret()
+    path.chmod(0o600)
+    assert job_store.job_secret() == b"x" * 32
+
+
+def test_ranks_of_one_machine_share_a_secret_that_only_their_user_can_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("EMBROUTE_SECRET")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    first = job_store.job_secret()
+    assert first == job_store.job_secret()
+    path = tmp_path / f"embroute-{os.getuid()}" / "secret"
+    assert path.stat().st_mode & 0o777 == 0o600
