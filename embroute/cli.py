@@ -13,6 +13,7 @@ from embroute.commands.compare import compare
 from embroute.commands.data import data
 from embroute.commands.predict import predict
 from embroute.commands.report import report
+from embroute.commands.run import run_command
 from embroute.commands.simulate import simulate_command
 from embroute.commands.train import train_command
 
@@ -29,6 +30,7 @@ cli.add_command(compare)
 cli.add_command(data)
 cli.add_command(predict)
 cli.add_command(report)
+cli.add_command(run_command)
 cli.add_command(simulate_command)
 cli.add_command(train_command)
 

@@ -100,7 +100,8 @@ def train_command(
 
     RUN_FILE is a YAML file with the same names; options given here win.
     """
-    from embroute.train.launch import RunFailedError, launch
+    from embroute.runtime.supervisor import RunFailedError
+    from embroute.train.launch import launch
     from embroute.train.run_file import RunFile, read_run_file
 
     run = read_run_file(run_file) if run_file else RunFile()

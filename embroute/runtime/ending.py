@@ -5,18 +5,27 @@ Threads that wait for lost peers must not hold the process back, so it ends at o
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 from embroute.runtime.exchange import LostPeerError
+from embroute.runtime.job_store import FOLDER, attempt
 
 TRY_AGAIN = 75  # EX_TEMPFAIL: another rank was lost, and a checkpoint is kept
 OWN_ERROR = 1
+BAD_INPUT, NO_FILE, IO_ERROR = 2, 73, 74  # EX_CANTCREAT, EX_IOERR
+PERMANENT = (BAD_INPUT, NO_FILE)  # a restart would meet the same
+_LASTING = {
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "ENOENT", "ENOTDIR", "EISDIR")
+}
 NOTICE_S = 1.0  # for a lost peer to be noticed
 STDERR = 2
 _ending = threading.RLock()  # never released: one thread speaks, and the process ends
@@ -32,9 +41,29 @@ def end(name: str, reason: str, code: int) -> NoReturn:
             with suppress(OSError, RuntimeError, ValueError):
                 stream.flush()
         with suppress(OSError):
-            os.write(STDERR, f"embroute: {name}: {reason}\n".encode())
+            _say(f"{name}: {reason}")
         _said.set()
     os._exit(code)
+
+
+def _say(text: str) -> None:
+    """Leave the reason with the launcher, which tells the first one only, or tell it here."""
+    if FOLDER in os.environ:
+        folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
+        with suppress(OSError):
+            ending_file(folder, attempt(), rank).write_text(text)
+            return
+    os.write(STDERR, f"embroute: {text}\n".encode())
+
+
+def ending_file(folder: Path, attempt: int, rank: int) -> Path:
+    """Where a rank leaves the reason of its end."""
+    return folder / f"ending-{attempt}-{rank}"
+
+
+def code_of(error: OSError) -> int:
+    """The exit code of a failure to read or write: whether a restart could help."""
+    return NO_FILE if error.errno in _LASTING else IO_ERROR
 
 
 def end_clearly(name: str) -> None:

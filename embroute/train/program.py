@@ -13,8 +13,9 @@ from pathlib import Path
 import click
 
 from embroute.runtime.connect import connect
-from embroute.runtime.ending import TRY_AGAIN, end
+from embroute.runtime.ending import BAD_INPUT, TRY_AGAIN, code_of, end
 from embroute.runtime.exchange import LostPeerError
+from embroute.runtime.job_store import attempt
 from embroute.train.rank import train_rank, write_record
 from embroute.train.run_file import read_run_file
 
@@ -55,7 +56,7 @@ def main(run_file: Path, node: str) -> None:
     name, heed = "a rank", Heed()
     try:
         run = read_run_file(run_file)
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
+        if attempt():
             run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,10 +65,10 @@ def main(run_file: Path, node: str) -> None:
             ready = train_rank(run, seat, folder, heed.begin())
             write_record(folder, name, ready)
     except ValueError as error:
-        end(name, str(error), 2)
+        end(name, str(error), BAD_INPUT)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        end(name, f"{where}{error.strerror or error}", 1)
+        end(name, f"{where}{error.strerror or error}", code_of(error))
     except LostPeerError as error:
         end(name, str(error), TRY_AGAIN)
     except Exception:
