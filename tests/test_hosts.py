@@ -76,7 +76,7 @@ def launch(node: str, run_file: Path) -> subprocess.Popen[str]:
     command += ["--master-addr", "10.77.0.1", "--master-port", "29400"]
     command += ["-m", "embroute.train", str(run_file), "--node-name", node]
     environment = {**os.environ, "PREFIX": PREFIX, "GLOO_SOCKET_IFNAME": "eth0"}
-    environment["OMP_NUM_THREADS"] = "1"
+    environment |= {"OMP_NUM_THREADS": "1", "EMBROUTE_SECRET": "a secret of three hosts"}
     return subprocess.Popen(
         command,
         env=environment,

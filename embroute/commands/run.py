@@ -39,7 +39,7 @@ def run_command(
     command = [sys.executable, *(["-m"] if module else []), script, *arguments]
     ranks, environment = script_ranks(workers, shards)
     try:
-        supervise(Program(command, ranks, restarts, environment))
+        supervise(Program(command, ranks, restarts, environment=environment))
     except RunFailedError as error:
         click.echo(f"embroute: {error}", err=True)
         sys.exit(error.exit_code)

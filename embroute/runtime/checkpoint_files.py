@@ -138,7 +138,7 @@ def claim(folder: Path, step: int) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_start(folder, step)
-    _clear(folder)
+    clear(folder)
 
 
 def check_start(folder: Path, step: int) -> None:
@@ -174,12 +174,12 @@ def commit(folder: Path, manifest: Manifest, keep: int = 2) -> Path:
         _move(path, ".replaced")
     part.rename(path)
     sync_folder(folder)
-    _clear(folder)
+    clear(folder)
     earlier = saved(folder)
     earlier = earlier[: earlier.index(path)]
     for old in earlier[: max(0, len(earlier) - keep + 1)]:
         _move(old, ".removed")  # first out of sight, so that no half of it is ever seen
-    _clear(folder)
+    clear(folder)
     return path
 
 
@@ -189,7 +189,7 @@ def _move(path: Path, suffix: str) -> None:
     path.rename(target)
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Remove what crashes left behind, and what was removed or replaced."""
     kept = set(saved(folder))
     for path in folder.glob("step-*"):

@@ -20,7 +20,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from embroute.runtime.scratch import user_folder
 
-FOLDER, LAUNCHER = "EMBROUTE_JOB_FOLDER", "EMBROUTE_LAUNCHER"  # set by our own launcher
+# Set by our own launcher.
+FOLDER, LAUNCHER, RUN_ID = "EMBROUTE_JOB_FOLDER", "EMBROUTE_LAUNCHER", "EMBROUTE_RUN_ID"
 SHARDS = "EMBROUTE_SHARDS"  # set by `embroute run`
 SECRET, SECRET_FILE = "EMBROUTE_SECRET", "EMBROUTE_SECRET_FILE"
 RESTART = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun and by our own launcher
@@ -83,6 +84,11 @@ class FolderStore:
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Several texts."""
         return [self.get(key) for key in keys]
+
+
+def run_id() -> str:
+    """A name for this run that no other has; the launcher's, or a new one."""
+    return os.environ.get(RUN_ID) or secrets.token_hex(4)
 
 
 def attempt() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -56,6 +57,8 @@ from embroute.runtime.inbox import (
     listen,
 )
 from embroute.runtime.job import Job, describe
+from embroute.runtime.job_store import run_id
+from embroute.runtime.locks import FolderLock
 from embroute.runtime.meter import Meter
 from embroute.runtime.prepared import Loader, Prepared, own_up
 from embroute.runtime.run import Courier, Run
@@ -98,10 +101,11 @@ def prepare(
     in_script = seat is None
     seat = seat or take_seat(settings)
     job = describe(model, optimizer, seat, settings)
-    start_from = _agree(job)
     if seat.role == "coordinator":
-        meter = _coordinate(job, loader, start_from)
+        with _locked(job) as lock:
+            meter = _coordinate(job, loader, _agree(job), lock)
         return Prepared(model, optimizer, Loader(None), meter)
+    start_from = _agree(job)
     if seat.role == "shard":
         shard = _serve(job, start_from)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
@@ -109,6 +113,17 @@ def prepare(
     if in_script:
         atexit.register(own_up, run)
     return Prepared(model, optimizer, Loader(run, job.epochs), run.meter, run)
+
+
+@contextmanager
+def _locked(job: Job) -> Iterator[FolderLock | None]:
+    """The checkpoints' folder for this job alone."""
+    if job.saving is None:
+        yield None
+        return
+    job.saving.folder.mkdir(parents=True, exist_ok=True)
+    with FolderLock("checkpoint folder", job.saving.folder, run_id()) as lock:
+        yield lock
 
 
 def _agree(job: Job) -> Resume | None:
@@ -144,7 +159,9 @@ def _manifest(path: Path, seat: Seat) -> Manifest:
         raise ValueError(f"{error}{way_out}") from None
 
 
-def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Meter:
+def _coordinate(
+    job: Job, loader: Iterable[object], resume: Resume | None, lock: FolderLock | None
+) -> Meter:
     random = torch.get_rng_state()
     if resume is not None:
         random = _random_state(resume.path)
@@ -179,7 +196,7 @@ def _coordinate(job: Job, loader: Iterable[object], resume: Resume | None) -> Me
         schedule,
         job.settings.get("held_out"),
         _shadow(job, setup),
-        _saver(job, state, random),
+        _saver(job, state, random, lock),
         _samples_before(resume),
         job.settings.get("stop") or threading.Event(),
     )
@@ -199,14 +216,17 @@ def _shadow(job: Job, setup: Setup) -> Shadow | None:
     return Shadow(job.settings["compare_with"], setup)
 
 
-def _saver(job: Job, state: State, random: torch.Tensor) -> Callable[[int], None] | None:
-    """How the coordinator completes a checkpoint."""
+def _saver(
+    job: Job, state: State, random: torch.Tensor, lock: FolderLock | None
+) -> Callable[[int], None] | None:
+    """How the coordinator completes a checkpoint, as long as the folder is its own."""
     saving = job.saving
-    if saving is None:
+    if saving is None or lock is None:
         return None
     numbers: Json = [int(byte) for byte in random]
 
     def save(samples: int) -> None:
+        lock.check()
         position: Position = {"batches": state.step, "samples": samples, "random": numbers}
         finish(saving, job.seat, job.policy.name, job.identity, state, position)
 

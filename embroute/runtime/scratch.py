@@ -17,7 +17,7 @@ from pathlib import Path
 
 RUNTIME = "XDG_RUNTIME_DIR"  # a user's private folder, where the system makes one
 LOCK = "lock"
-_LONGEST = 60  # characters; a socket's path may have 107 in all
+_LONGEST = 70  # characters; a socket's path may have 107 in all
 
 
 def user_folder() -> Path:

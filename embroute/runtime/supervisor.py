@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from embroute.runtime.ending import PERMANENT, TRY_AGAIN, ending_file
-from embroute.runtime.job_store import FOLDER, LAUNCHER, RESTART, SECRET, SHARDS
+from embroute.runtime.job_store import FOLDER, LAUNCHER, RESTART, RUN_ID, SECRET, SHARDS, run_id
 from embroute.runtime.scratch import scratch_folder
 from embroute.runtime.seat import names
 
@@ -100,6 +100,7 @@ class Program:
     command: Sequence[str]
     ranks: Sequence[str]
     restarts: int = 0
+    run_id: str = field(default_factory=run_id)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,8 +121,8 @@ def supervise(
     with scratch_folder("job") as folder, signals.heeded():
         secret = secrets.token_hex(32)
         for attempt in range(program.restarts + 1):
-            shared = {FOLDER: str(folder), LAUNCHER: str(os.getpid()), SECRET: secret}
-            shared[RESTART] = str(attempt)
+            shared = {FOLDER: str(folder), LAUNCHER: str(os.getpid()), RUN_ID: program.run_id}
+            shared |= {SECRET: secret, RESTART: str(attempt)}
             failure = Ranks(program, shared, signals).run()
             if signals.received and (failure is None or failure.by_signal(signals.received)):
                 raise StoppedError(signals.received[0])

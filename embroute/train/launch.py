@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from embroute.data.open import check_data
-from embroute.runtime.checkpoint_files import check_start, latest, step_of
+from embroute.runtime.checkpoint_files import check_start, clear, latest, step_of
 from embroute.runtime.job import check_device
+from embroute.runtime.locks import FolderLock
 from embroute.runtime.scratch import scratch_folder
 from embroute.runtime.supervisor import Program, RunFailedError, StoppedError, supervise
 from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
@@ -24,18 +25,28 @@ def launch(run: RunFile, restarts: int) -> None:
         )
     check_device(run.device)
     check_data("--data", run.data, run.reading())
-    _make_folder(run)
+    out = _make_folder(run)
     (ranks,) = layout.nodes.values()
-    checkpoints = Path(run.out) / CHECKPOINTS
-    with scratch_folder("run") as folder:  # the run's own may be that of a run before
-        path = folder / RUN_FILE
+    # The run file lies elsewhere: the one in the run's folder may be that of a run before.
+    with scratch_folder("run") as scratch:
+        path = scratch / RUN_FILE
         run.write(path)
         command = (sys.executable, "-m", "embroute.train", str(path))
-        try:
-            supervise(Program(command, ranks, restarts), lambda: _way_on(checkpoints))
-        except StoppedError as error:
-            way_on = _way_on(checkpoints, "; --resume goes on from ") or ", before any checkpoint"
-            raise RunFailedError(f"{error}{way_on}", error.exit_code) from None
+        program = Program(command, ranks, restarts)
+        with FolderLock("--out", out, program.run_id):
+            _check_start(run)
+            _supervise(program, out / CHECKPOINTS)
+
+
+def _supervise(program: Program, checkpoints: Path) -> None:
+    """Run all ranks; what they leave unfinished does not stay."""
+    try:
+        supervise(program, lambda: _way_on(checkpoints))
+    except StoppedError as error:
+        way_on = _way_on(checkpoints, "; --resume goes on from ") or ", before any checkpoint"
+        raise RunFailedError(f"{error}{way_on}", error.exit_code) from None
+    finally:
+        clear(checkpoints)
 
 
 def _way_on(folder: Path, phrase: str = ", from ") -> str:
@@ -44,14 +55,20 @@ def _way_on(folder: Path, phrase: str = ", from ") -> str:
     return f"{phrase}{newest.name}" if newest else ""
 
 
-def _make_folder(run: RunFile) -> None:
-    """The folder of a run; one with later checkpoints than the run begins with is refused."""
+def _make_folder(run: RunFile) -> Path:
+    """The folder of a run."""
+    out = Path(run.out)
     try:
-        Path(run.out).mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out {run.out}: {error.strerror}") from None
-    if not os.access(run.out, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {run.out}: it cannot be written to")
+        raise ValueError(f"--out {out}: {error.strerror}") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {out}: it cannot be written to")
+    return out
+
+
+def _check_start(run: RunFile) -> None:
+    """Refuse a folder with later checkpoints than the run begins with."""
     saved = Path(run.out) / CHECKPOINTS
     newest = latest(saved) if run.resume else None
     try:

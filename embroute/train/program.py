@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ import click
 from embroute.runtime.connect import connect
 from embroute.runtime.ending import BAD_INPUT, TRY_AGAIN, code_of, end
 from embroute.runtime.exchange import LostPeerError
-from embroute.runtime.job_store import attempt
+from embroute.runtime.inbox import COORDINATOR
+from embroute.runtime.job_store import FOLDER, attempt, run_id
+from embroute.runtime.locks import FolderLock
+from embroute.runtime.seat import Seat
 from embroute.train.rank import train_rank, write_record
 from embroute.train.run_file import read_run_file
 
@@ -48,6 +52,13 @@ class Heed:
         self.stop.set()
 
 
+def _locked(folder: Path, seat: Seat) -> AbstractContextManager[object]:
+    """The run's folder for this run alone; our own launcher has it already."""
+    if FOLDER in os.environ or seat.name != COORDINATOR:
+        return nullcontext()
+    return FolderLock("--out", folder, run_id())
+
+
 @click.command()
 @click.argument("run_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--node-name", "node", default="", help="This machine in the run file [its host].")
@@ -60,7 +71,7 @@ def main(run_file: Path, node: str) -> None:
             run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
-        with connect(run.layout(), node, run.peer_timeout) as seat:
+        with connect(run.layout(), node, run.peer_timeout) as seat, _locked(folder, seat):
             name = seat.name
             ready = train_rank(run, seat, folder, heed.begin())
             write_record(folder, name, ready)
