@@ -1,0 +1,144 @@
+"""A job on one machine under attack from outside: nobody gets in, and the result is the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from embroute.runtime.checkpoint_files import latest
+from tests.attack.sockets import Place, listening
+from tests.attack.test_handshake import GARBAGE
+from tests.processes import TORCHRUN, begin, finish, pid_of
+from tests.test_failures import assert_same, start, wait_for_checkpoint
+
+LOOK_S = 0.005  # between two looks at what the job listens on
+KEPT = 200  # connections
+
+
+class Stranger:
+    """Looks at every place where a job listens, and sends garbage of every kind there."""
+
+    def __init__(self, run: subprocess.Popen[str], runtime: Path | None = None) -> None:
+        self._run, self._runtime, self._over = run, runtime, threading.Event()
+        self.places: set[Place] = set()
+        self.modes: dict[str, int] = {}
+        self.sent = 0
+        self._open: deque[socket.socket] = deque()
+        self._threads = [threading.Thread(target=work) for work in (self._look, self._attack)]
+        for thread in self._threads:
+            thread.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self.places |= set(listening(self._run.pid))
+
+    def _attack(self) -> None:
+        """Ranks listen for some milliseconds only, so look for their sockets without a pause."""
+        kinds = list(GARBAGE.values())
+        while not self._over.wait(0 if self._runtime else LOOK_S):
+            for place in self._goals():
+                with suppress(OSError):
+                    if not place.port:
+                        folder = os.path.dirname(place.address)
+                        self.modes[folder] = stat.S_IMODE(os.stat(folder).st_mode)
+                    sock = place.connect()
+                    self._keep(sock)
+                    kinds[self.sent % len(kinds)](sock)
+                    self.sent += 1
+
+    def _goals(self) -> set[Place]:
+        paths = [] if self._runtime is None else self._runtime.glob("embroute-*/rank-*/socket")
+        return {place for place in self.places if place.port} | {Place(str(p)) for p in paths}
+
+    def _keep(self, sock: socket.socket) -> None:
+        """Leave the last connections open: a real stranger would not close them either."""
+        sock.settimeout(0.05)
+        self._open.append(sock)
+        if len(self._open) > KEPT:
+            self._open.popleft().close()
+
+    def end(self) -> None:
+        """Stop, and wait until it has."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(20)
+        for sock in self._open:
+            sock.close()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place of its own for the private folders of a test's jobs."""
+    with TemporaryDirectory() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_nothing_listens_beyond_this_machine_and_garbage_changes_no_bit(
+    tmp_path: Path, runtime: Path
+) -> None:
+    """While ranks start, while they run, and while they start again after one was killed."""
+    code, output = finish(start(tmp_path / "calm", steps=600))
+    assert code == 0, output
+    run = start(tmp_path / "attacked", "--restarts", "1", steps=600)
+    stranger = Stranger(run, runtime)
+    wait_for_checkpoint(run, tmp_path / "attacked")
+    os.kill(pid_of(run, "worker1"), signal.SIGKILL)
+    code, output = finish(run)
+    stranger.end()
+    assert code == 0, output
+    assert "restart 1 of 1" in output
+    assert_same(tmp_path / "attacked", tmp_path / "calm")
+    network = {place for place in stranger.places if place.port}
+    assert all(place.is_loopback for place in network), network
+    assert stranger.sent > len(GARBAGE)
+    assert set(stranger.modes.values()) == {0o700}, stranger.modes
+    assert [path.name for path in runtime.rglob("*")] == [f"embroute-{os.getuid()}", "lock"]
+
+
+@pytest.mark.slow
+def test_garbage_does_not_harm_a_job_of_torchrun(tmp_path: Path) -> None:
+    """Torch's store listens on every address; our own sockets do not."""
+    script = Path("examples/deepfm_routed.py")
+    run = begin([*TORCHRUN, str(script), "--steps", "300"])
+    stranger = Stranger(run)
+    code, output = finish(run)
+    stranger.end()
+    assert code == 0, output
+    stores = {place.port for place in stranger.places if place.port}
+    assert len(stores) <= 2, stranger.places  # the launcher's
+    calm_code, calm = finish(begin([*TORCHRUN, str(script), "--steps", "300"]))
+    assert calm_code == 0, calm
+    assert _losses(output) == _losses(calm)
+
+
+def _losses(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("step ")]
+
+
+def test_a_second_job_in_the_same_folder_is_refused_and_names_the_first(tmp_path: Path) -> None:
+    first = start(tmp_path, steps=100_000)
+    wait_for_checkpoint(first, tmp_path)
+    before = time.monotonic()
+    code, output = finish(start(tmp_path, "--resume"))
+    assert time.monotonic() - before < 20
+    assert code == 2, output
+    assert f"--out {tmp_path}: run " in output
+    assert f"(process {first.pid} on" in output
+    first.send_signal(signal.SIGTERM)
+    code, output = finish(first, 60)
+    assert code == 143, output
+    assert latest(tmp_path / "checkpoints") is not None
+    assert not list(tmp_path.rglob("*.lock"))
