@@ -172,21 +172,6 @@ def test_runs_side_by_side(runs: list[Path], tmp_path: Path) -> None:
         assert by_bytes[f"loss-{i}"]["data"]["x"] == moved
 
 
-def test_a_resumed_run_goes_on(runs: list[Path], tmp_path: Path) -> None:
-    """Lines after the checkpoint it went on from are dropped; clocks and counters go on."""
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.loads(t) for t in (runs[0] / "metrics.jsonl").read_text().splitlines()]
-    again = [line for line in lines if line["step"] > 20]
-    began = next(line for line in lines if line["step"] == 20)
-    fresh = [line | {"seconds": line["seconds"] - began["seconds"]} for line in again]
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:32], *fresh]))
-    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
-    history = read_history(tmp_path, "run")
-    assert [report.step for report in history.reports] == list(range(1, 41))
-    seconds = [report.seconds for report in history.reports]
-    assert seconds == sorted(seconds)
-
-
 def test_a_run_resumed_with_fewer_workers_has_a_report(runs: list[Path], tmp_path: Path) -> None:
     lines = [json.loads(t) for t in (runs[0] / "metrics.jsonl").read_text().splitlines()]
     for line in lines[-3:]:
@@ -198,15 +183,6 @@ def test_a_run_resumed_with_fewer_workers_has_a_report(runs: list[Path], tmp_pat
     (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
     write_report(tmp_path / "report.html", [tmp_path])
     assert "worker 1" in (tmp_path / "report.html").read_text()
-
-
-def test_another_run_in_the_same_folder_starts_anew(runs: list[Path], tmp_path: Path) -> None:
-    """Its metrics follow those of the run before."""
-    text = (runs[0] / "metrics.jsonl").read_text()
-    (tmp_path / "metrics.jsonl").write_text(text + text)
-    (tmp_path / "summary.json").write_text((runs[0] / "summary.json").read_text())
-    once, twice = read_history(runs[0], "run"), read_history(tmp_path, "run")
-    assert (twice.reports, twice.evaluations) == (once.reports, once.evaluations)
 
 
 def test_metrics_of_another_version_are_refused(runs: list[Path], tmp_path: Path) -> None:

@@ -99,3 +99,42 @@ def test_nothing_to_train_is_said(tmp_path: Path) -> None:
     Watch(tmp_path, 5, terminal).idle()
     assert "nothing to train" in terminal.getvalue()
     assert not (tmp_path / SUMMARY).exists()
+
+
+def lines_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_run_repeats_no_step_and_its_clock_and_bytes_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    eyes = Watch(tmp_path, 10, Terminal())
+    train(eyes, clock, 0, [1.0] * 6)
+    eyes._close()  # killed: steps after the checkpoint at step 4 are to come again
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "sec')
+    clock.now += 1000
+    again = Watch(tmp_path, 10, Terminal())
+    train(again, clock, 4, [1.0] * 6)
+    again.close(9, "vanilla", {})
+    lines = lines_of(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert [line["seconds"] for line in lines] == [float(step) for step in range(1, 11)]
+    assert [line["row_bytes"] for line in lines] == [6_000_000 * step for step in range(1, 11)]
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [scalar.step for scalar in board.Scalars("loss")] == list(range(1, 11))
+
+
+def test_another_run_in_the_same_folder_starts_its_metrics_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    for _ in range(2):
+        eyes = Watch(tmp_path, 3, Terminal())
+        train(eyes, clock, 0, [1.0] * 3)
+        eyes.close(2, "vanilla", {})
+    lines = lines_of(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["seconds"] for line in lines] == [1.0, 2.0, 3.0]

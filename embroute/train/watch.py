@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -17,6 +19,8 @@ from embroute.report import SUMMARY, Summary
 
 I64 = npt.NDArray[np.int64]
 REPORT_S, LIVE_S = 10.0, 0.2
+METRICS = "metrics.jsonl"
+CARRIED = ("seconds", "row_bytes", "vanilla_row_bytes")  # sums of a run, over its restarts
 REPORTS = 200  # of a run whose length is known, though seldom more than one in REPORT_S
 
 
@@ -56,13 +60,28 @@ class Watch:
         self._span, self._live = Span(), Span()
         self.folder, self.metrics = folder, dict[str, float]()
         self._loss = 0.0
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._before = dict.fromkeys(CARRIED, 0.0)  # what the lines that are kept came to
+        self._file: TextIO | None = None
+        self._board: SummaryWriter | None = None
+
+    def _begin(self, step: int) -> None:
+        """Go on with the metrics of a run before its step; those of later steps are void."""
+        path = self.folder / METRICS
+        kept = [line for line in _entries(path) if _number(line, "step") <= step]
+        for name in CARRIED:
+            self._before[name] = max((_number(line, name) for line in kept), default=0.0)
+        part = path.with_name(f"{path.name}.partial")
+        part.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+        part.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
 
     def step(
         self, step: int, samples: int, hits: tuple[int, int], loss: float, figures: I64
     ) -> None:
         """Take a step in; show or report it when it is time."""
+        if self._file is None:
+            self._begin(step)
         *link_bytes, moved, other = figures.tolist()
         for span in (self._span, self._live):
             span.add(samples, hits, loss, np.array(link_bytes, np.int64))
@@ -106,17 +125,16 @@ class Watch:
             return
         report = {
             "step": step + 1,
-            "seconds": round(now - self.began, 3),
+            "seconds": self._seconds(now),
             "loss": span.loss / span.steps,
             "samples_per_s": span.samples / seconds,
             "hit_rate": span.hits / max(1, span.touches),
             "link_mb_per_s": [round(n / seconds / 1e6, 3) for n in span.link_bytes.tolist()],
-            "row_bytes": self.moved_bytes,
-            "vanilla_row_bytes": self.other_bytes,
+            "row_bytes": self._row_bytes,
+            "vanilla_row_bytes": int(self._before["vanilla_row_bytes"]) + self.other_bytes,
         }
         self._write(report)
-        for name in ("loss", "samples_per_s", "hit_rate"):
-            self._board.add_scalar(name, report[name], step + 1)
+        self._scalars({name: report[name] for name in ("loss", "samples_per_s", "hit_rate")}, step)
         last = step + 1 == self.total_steps
         if not self.terminal.isatty() and (last or now - self._told >= REPORT_S):
             self.terminal.write(self._line(step, self._live, max(1e-9, now - self._told)) + "\n")
@@ -124,17 +142,35 @@ class Watch:
             self._live, self._told = Span(), now
         self._span, self._reported, self._loss = Span(), now, span.loss / span.steps
 
+    def _seconds(self, now: float) -> float:
+        """Since the run began, without the time between its parts."""
+        return round(self._before["seconds"] + now - self.began, 3)
+
+    @property
+    def _row_bytes(self) -> int:
+        return int(self._before["row_bytes"]) + self.moved_bytes
+
     def _write(self, entry: dict[str, object]) -> None:
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
+
+    def _scalars(self, values: Mapping[str, object], step: int) -> None:
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step + 1)
+
+    def _close(self) -> None:
+        if self._file is not None and self._board is not None:
+            self._file.close()
+            self._board.close()
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation."""
         self.metrics, self._last = metrics, None
-        spent = round(time.monotonic() - self.began, 3)
-        self._write({"step": step, "seconds": spent, "row_bytes": self.moved_bytes, **metrics})
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, step)
+        spent = self._seconds(time.monotonic())
+        self._write({"step": step, "seconds": spent, "row_bytes": self._row_bytes, **metrics})
+        self._scalars(metrics, step - 1)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         clear = "\r\x1b[K" if self.terminal.isatty() else ""
         self.terminal.write(f"{clear}step {step}  {text}\n")
@@ -150,8 +186,7 @@ class Watch:
         """Say that there was nothing to train."""
         self.terminal.write("nothing to train: the checkpoint is at the end of the run\n")
         self.terminal.flush()
-        self._file.close()
-        self._board.close()
+        self._close()
 
     def close(self, step: int, policy: str, seconds: dict[str, float]) -> None:
         """Write what is left, and the summary. `seconds`: where this worker's time went."""
@@ -171,8 +206,21 @@ class Watch:
         clear = "\r\x1b[K" if self.terminal.isatty() else ""
         self.terminal.write(clear + summary.text() + "\n")
         self.terminal.flush()
-        self._file.close()
-        self._board.close()
+        self._close()
+
+
+def _entries(path: Path) -> list[dict[str, object]]:
+    """Lines of metrics; a line that a crash cut off is none."""
+    entries = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            entries.append(json.loads(line))
+    return entries
+
+
+def _number(entry: Mapping[str, object], name: str) -> float:
+    value = entry.get(name, 0)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _share(part: int, whole: int) -> str:

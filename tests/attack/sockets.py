@@ -62,12 +62,14 @@ def _children(pid: int) -> set[int]:
 
 
 def _inodes(pids: Iterable[int]) -> set[str]:
-    inodes = set()
+    paths = list[str]()
     for pid in pids:
         with suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    inodes.add(os.readlink(entry.path).removeprefix("socket:[").rstrip("]"))
+            paths += [entry.path for entry in os.scandir(f"/proc/{pid}/fd")]
+    inodes = set()
+    for path in paths:
+        with suppress(OSError):  # closed meanwhile
+            inodes.add(os.readlink(path).removeprefix("socket:[").rstrip("]"))
     return inodes
 
 

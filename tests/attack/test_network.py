@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,13 +50,16 @@ class Stranger:
         while not self._over.wait(0 if self._runtime else LOOK_S):
             for place in self._goals():
                 with suppress(OSError):
-                    if not place.port:
-                        folder = os.path.dirname(place.address)
-                        self.modes[folder] = stat.S_IMODE(os.stat(folder).st_mode)
-                    sock = place.connect()
-                    self._keep(sock)
-                    kinds[self.sent % len(kinds)](sock)
-                    self.sent += 1
+                    self._visit(place, kinds[self.sent % len(kinds)])
+
+    def _visit(self, place: Place, send: Callable[[socket.socket], object]) -> None:
+        if not place.port:
+            folder = os.path.dirname(place.address)
+            self.modes[folder] = stat.S_IMODE(os.stat(folder).st_mode)
+        sock = place.connect()
+        self._keep(sock)
+        self.sent += 1
+        send(sock)
 
     def _goals(self) -> set[Place]:
         paths = [] if self._runtime is None else self._runtime.glob("embroute-*/rank-*/socket")
