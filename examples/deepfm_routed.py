@@ -1,7 +1,7 @@
 """DeepFM on generated clicks: in plain torch, and routed over workers by embroute.
 
     python examples/deepfm_plain.py
-    torchrun --standalone --nproc-per-node 4 examples/deepfm_routed.py
+    embroute run --workers 2 examples/deepfm_routed.py
 
 The two files differ in six lines and print the same losses. The table is routed with the defaults:
 policy embroute, and caches of a tenth of all rows.

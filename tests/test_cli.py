@@ -31,6 +31,7 @@ COMMANDS = {
     "checkpoint inspect",
     "predict",
     "report",
+    "run",
     "train",
     "compare",
     "data",

@@ -105,3 +105,37 @@ def test_signals_end_it_in_one_line() -> None:
 def test_a_handler_of_the_script_stays() -> None:
     own = "signal.signal(signal.SIGTERM, lambda *_: exit(7))"
     assert stopped(own, signal.SIGTERM) == (7, "")
+
+
+def test_embroute_run_starts_a_script_and_tells_one_reason(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    broken = 'if step == 60 and ready.run.seat.name == "worker1":\n            oops()\n'
+    script.write_text(
+        ROUTED.read_text().replace("if step % REPORT", f"{broken}        if step % REPORT")
+    )
+    run = [sys.executable, "-m", "embroute", "run", "--workers", "2"]
+    code, output = finish(begin([*run, str(script), "--steps", "50"]))
+    assert code == 0, output
+    assert output.count("step 50  log-loss") == 1
+    code, output = finish(begin([*run, str(script), "--steps", "400"]))
+    assert code == OWN_ERROR, output
+    assert output.count("NameError: name 'oops' is not defined") == 1
+    assert said(output) == {"worker1": ["ended by the error above"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py"], "SCRIPT nowhere.py: no such file"),
+        (["--shards", "2", "{script}"], "shards=1 in the script, embroute run --shards 2"),
+    ],
+)
+def test_embroute_run_refuses_what_cannot_run(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ROUTED.read_text().replace("lookups=", "shards=1, lookups="))
+    command = [sys.executable, "-m", "embroute", "run", *arguments]
+    code, output = finish(begin([word.format(script=script) for word in command]))
+    assert code != 0
+    assert message in output

@@ -204,6 +204,7 @@ def evaluate(model: nn.Module, run: Run) -> dict[str, float]:
 
 def train_rank(run: RunFile, seat: Seat, folder: Path, stop: threading.Event) -> Prepared:
     """This rank's part of a run; `stop` asks for a checkpoint and an early end."""
+    torch.manual_seed(rank_seed(run.seed, seat.name))
     data = open_data(run, seat)
     hidden = tuple(int(part) for part in run.hidden.split(",") if part)
     options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
@@ -221,6 +222,11 @@ def train_rank(run: RunFile, seat: Seat, folder: Path, stop: threading.Event) ->
     if isinstance(data.whole, FileSource) and data.whole.bad_rows:
         print(data.whole.skipped, file=sys.stderr)
     return ready
+
+
+def rank_seed(seed: int, name: str) -> int:
+    """The seed of a rank's own generator, for dropout say: another one on each rank."""
+    return int(np.random.default_rng([seed, *name.encode()]).integers(2**63))
 
 
 def watch_of(seat: Seat, folder: Path, steps: int) -> Watch | None:
