@@ -81,6 +81,7 @@ OPTIONS = {
     | {"--allow-stale", "--allow-reorder"},
     "checkpoint": set(),
     "predict": {"--out", "--data", "--part", "--batch", "--unlabelled"},
+    "run": {"--workers", "--shards", "--restarts", "--module"},
     "report": {"--html"},
     "checkpoint inspect": {"--verify"},
     "checkpoint export": {"--out", "--table"},

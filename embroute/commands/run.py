@@ -22,7 +22,7 @@ import click
     show_default=True,
     help="Start all ranks again at most so often; the script needs resume=True to go on.",
 )
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option("--module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_command(
