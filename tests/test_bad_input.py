@@ -18,8 +18,9 @@ import torch
 
 from embroute.cli import main
 from embroute.cluster import uniform
-from embroute.runtime.checkpoint_files import latest, read_manifest, verify
+from embroute.runtime.checkpoint_files import latest
 from embroute.runtime.local import LocalMail, run_local
+from embroute.runtime.manifest import read_manifest, verify
 from embroute.runtime.settings import Settings
 from embroute.train.run_file import RunFile, read_run_file
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train

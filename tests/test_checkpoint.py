@@ -29,10 +29,11 @@ from embroute.data.schema import Schema, Table
 from embroute.policy.catalog import make_policy
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
-from embroute.runtime import checkpoint, checkpoint_files
+from embroute.runtime import checkpoint, tensor_files, tensor_header
 from embroute.runtime.brain import save_brain
 from embroute.runtime.checkpoint import Stateful, Training, identity_of, load_shard, save_shard
-from embroute.runtime.checkpoint_files import Manifest, claim, find, latest, partial, read_manifest
+from embroute.runtime.checkpoint_files import claim, find, latest, partial
+from embroute.runtime.manifest import Manifest, commit, read_manifest, verify
 from embroute.runtime.optim import RowOptimizer
 from embroute.runtime.places import Places
 from embroute.runtime.store import CacheStore, ShardStore, Widths
@@ -74,20 +75,22 @@ def write_checkpoint(
     folder: Path, step: int, num_shards: int = 2, dtype: str = "float32", keep: int = 2
 ) -> Path:
     """A whole checkpoint, as the ranks of a job write it."""
-    places, part = places_of(num_shards), partial(folder, step)
+    places, part = places_of(num_shards), partial(folder, step, "run")
     stores = filled_stores(places, ADAGRAD, dtype)
     files = [save_shard(part, store, places, k) for k, store in enumerate(stores)]
+    files += [checkpoint.save_cache(part, worker, None, RANDOM) for worker in range(2)]
     files.append(checkpoint.save_dense(part, Training(MODEL, [], {}), RANDOM))
     state = start(make_policy("esd(1)"), places.setup)
+    state.step = step
     files.append(save_brain(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
     identity = identity_of(places, ADAGRAD, dtype, MODEL)
-    manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files))
-    return checkpoint_files.commit(folder, manifest, keep)
+    manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files), "run")
+    return commit(folder, manifest, keep)
 
 
 def assert_whole(path: Path, step: int) -> None:
     assert read_manifest(path).step == step
-    checkpoint_files.verify(path, read_manifest(path).files)
+    verify(path, read_manifest(path).files)
 
 
 @pytest.mark.parametrize("name", ["sgd", "rowwise-adagrad", "adam"])
@@ -96,8 +99,9 @@ def assert_whole(path: Path, step: int) -> None:
 def test_rows_find_their_new_shard(
     name: str, dtype: str, old: int, new: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 300)
-    monkeypatch.setattr(checkpoint_files, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(checkpoint, "COPIED_BYTES", 300)
+    monkeypatch.setattr(tensor_files, "PIECE_BYTES", 100)
+    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 70)
     optimizer, before, after = RowOptimizer(name, 0.1), places_of(old), places_of(new)
     for shard, store in enumerate(filled_stores(before, optimizer, dtype)):
         save_shard(tmp_path, store, before, shard)
@@ -116,12 +120,12 @@ def test_rows_find_their_new_shard(
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
-        (partial(tmp_path, step) / "shard7.safetensors").write_text("of a crashed, larger run")
+        (partial(tmp_path, step, "other") / "shard7.safetensors").write_text("of a crashed run")
         newest = write_checkpoint(tmp_path, step)
     assert sorted(os.listdir(tmp_path)) == ["step-00000010", "step-00000015"]
     files = {info.name for info in read_manifest(newest).files}
     assert {*files, "manifest.json"} == set(os.listdir(newest))
-    partial(tmp_path, 20)
+    partial(tmp_path, 20, "run")
     assert latest(tmp_path) == find(tmp_path) == newest
     claim(tmp_path, 15)
     assert sorted(os.listdir(tmp_path)) == ["step-00000010", "step-00000015"]
@@ -164,12 +168,12 @@ def test_a_crash_at_any_moment(step: int, tmp_path: Path, monkeypatch: Patch) ->
     ("file", "harm", "message"),
     [
         ("shard1.safetensors", lambda data: data[:-1], r"has \d+ bytes, \d+ were written to it"),
-        ("shard0.safetensors", lambda data: data[:-1] + b"x", "is damaged: its checksum"),
+        ("shard0.safetensors", lambda data: data[:-1] + b"x", "is damaged: bytes .* checksum"),
         ("brain.safetensors", lambda data: None, "is missing"),
         ("manifest.json", lambda data: None, "is missing"),
-        ("manifest.json", lambda data: data[:-1], "is damaged: Expecting"),
-        ("manifest.json", lambda data: b'{"version": 1}', "is damaged: KeyError"),
-        ("manifest.json", lambda data: b'{"version": 9}', "has version 9, this program reads 1"),
+        ("manifest.json", lambda data: data[:-2], "is damaged: Expecting"),
+        ("manifest.json", lambda data: data.replace(b"esd", b"esb"), "does not have its checksum"),
+        ("manifest.json", lambda data: b'{"version": 1}', "has version 1, this program reads 2"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(
@@ -206,7 +210,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
             checkpoint.check_identity(saved, other, path)
         assert all(message in str(refused.value) for message in messages), refused.value
     store = stores_of(places_of(2), ADAGRAD, "float64")[0]
-    with pytest.raises(ValueError, match=r"shard0.safetensors: 'table0' is F32, expected float64"):
+    with pytest.raises(
+        ValueError, match=r"shard0.safetensors: 'table0' is float32, expected float64"
+    ):
         load_shard(path, store, places_of(2), 0)
 
 
@@ -223,7 +229,7 @@ def test_a_full_disk_harms_nothing(file: str, tmp_path: Path, monkeypatch: Patch
         write_checkpoint(tmp_path, 20)
     monkeypatch.undo()
     assert error.value.errno == errno.ENOSPC
-    assert error.value.filename == str(tmp_path / "step-00000020.partial" / file)
+    assert error.value.filename == str(tmp_path / "step-00000020.run.partial" / file)
     assert_whole(find(tmp_path), 10)
 
 
@@ -279,7 +285,7 @@ def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (replace(training, optimizers=adam.optimizers), r"\['SGD'\] in the checkpoint, \['Adam'\]"),
         (replace(training, extras={}), r"holds \['cycle', 'decay', 'steps'\] beside .* has \[\]"),
         (replace(training, model=MODEL), "there is no tensor 'model.top.weight'"),
-        (dense_job("SGD", torch.float64, 1)[1], "is F32, expected float64"),
+        (dense_job("SGD", torch.float64, 1)[1], "is float32, expected float64"),
     ):
         with pytest.raises(ValueError, match=message):
             checkpoint.load_dense(tmp_path, other)
@@ -311,7 +317,8 @@ def command(*arguments: object) -> str:
 
 @pytest.mark.parametrize(("dtype", "num_shards"), [("float32", 1), ("float64", 3)])
 def test_export(dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(checkpoint_files, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(tensor_files, "PIECE_BYTES", 200)
+    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 150)
     path, out = write_checkpoint(tmp_path, 10, num_shards, dtype), tmp_path / "tables.safetensors"
     command("export", tmp_path, "--out", out)
     tables, first = load_file(out), 0
@@ -350,7 +357,7 @@ def test_inspect(tmp_path: Path) -> None:
     assert re.search(r"c\[x\] +\S +40 \S +4 \S +4 \S +1.3 KB", text)
 
 
-def test_other_commands_import_neither_torch_nor_safetensors() -> None:
-    unseen = "not {'torch', 'safetensors'}.isdisjoint(sys.modules)"
+def test_other_commands_import_neither_torch_nor_xxhash() -> None:
+    unseen = "not {'torch', 'xxhash'}.isdisjoint(sys.modules)"
     code = f"import sys, embroute.cli; sys.exit({unseen})"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,10 +18,11 @@ from rich.table import Table
 from embroute.commands.job_options import output_file
 from embroute.cost import OPTIMIZERS
 
-# torch and safetensors are imported where they are used: the other commands do without them.
+# torch and xxhash are imported where they are used: the other commands do without them.
 if TYPE_CHECKING:
     from embroute.kernels.rows import Floats
-    from embroute.runtime.checkpoint_files import FileInfo, Identity, Manifest, TensorFile
+    from embroute.runtime.manifest import Identity, Manifest
+    from embroute.runtime.tensor_files import FileInfo, TensorFile
 
 _AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -33,21 +34,22 @@ def checkpoint() -> None:
 
 @checkpoint.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--verify", "whole", is_flag=True, help="Read every file and check its checksum.")
+@click.option("--verify", "whole", is_flag=True, help="Read every file and check its checksums.")
 def inspect_command(path: Path, whole: bool) -> None:
     """What a checkpoint holds, and whether it is complete.
 
     PATH is a folder of checkpoints, of which the newest is shown, or one step's folder.
     """
-    _need("torch", "safetensors")
+    _need("torch", "xxhash")
     from embroute.runtime.brain import read_position
-    from embroute.runtime.checkpoint_files import find, read_manifest, verify
+    from embroute.runtime.checkpoint_files import find
+    from embroute.runtime.manifest import read_manifest, verify
 
     folder = find(path)
     manifest = read_manifest(folder)
     if whole:
         verify(folder, manifest.files)
-    checked = "checksums right" if whole else "sizes right"
+    checked = "checksums right" if whole else "sizes and headers right"
     told = {k: v for k, v in read_position(folder).items() if not isinstance(v, list | dict)}
     position = ", ".join(f"{name} {value}" for name, value in told.items())
     console = Console()
@@ -66,7 +68,7 @@ def export_command(path: Path, out: Path, names: tuple[str, ...]) -> None:
     Each fits a plain nn.EmbeddingBag: bag.load_state_dict({"weight": tensors[NAME]}). PATH is a
     folder of checkpoints, of which the newest is taken, or one step's folder.
     """
-    _need("torch", "safetensors")
+    _need("torch", "xxhash")
     from embroute.runtime.checkpoint_files import find
 
     info = export_tables(find(path), output_file("--out", out), names)
@@ -128,45 +130,54 @@ def export_tables(path: Path, out: Path, names: Sequence[str] = ()) -> FileInfo:
 
     The rows stream through in blocks. An older file stays until the new one is whole.
     """
-    from embroute.runtime import checkpoint_files as files
+    from embroute.runtime.checkpoint_files import MANIFEST, sync_folder
+    from embroute.runtime.manifest import read_manifest
+    from embroute.runtime.tensor_files import Tensor, write_tensors
 
-    manifest, out = files.read_manifest(path), out.resolve()
+    manifest, out = read_manifest(path), out.resolve()
     tables, dtype = manifest.identity.tables, manifest.identity.dtype
     known = [table.name for table in tables]
     for name in names:
         if name not in known:
             raise ValueError(f"--table {name}: no such table (there are {', '.join(known)})")
-    if (out.parent / files.MANIFEST).exists() or (out.exists() and not out.is_file()):
+    if (out.parent / MANIFEST).exists() or (out.exists() and not out.is_file()):
         raise ValueError(f"--out {out}: neither a new file nor one that may be replaced")
     firsts = accumulate((table.num_rows for table in tables), initial=0)
     shards = _shards(path, manifest)
     tensors = []
     for t, ((name, count, width), first) in enumerate(zip(tables, firsts, strict=False)):
         if not names or name in names:
-            blocks = _values(shards, t, range(first, first + count), np.empty((1, width), dtype))
-            tensors.append(files.Tensor(name, dtype, (count, width), blocks))
+            pieces = _values(shards, t, range(first, first + count), np.empty((1, width), dtype))
+            tensors.append(Tensor(name, dtype, (count, width), pieces))
     part = out.with_name(f"{out.name}.partial")
-    info = files.write_tensors(part, tensors, {"format": "pt", "step": str(manifest.step)})
+    info = write_tensors(part, tensors, {"format": "pt", "step": str(manifest.step)})
     part.replace(out)
-    files.sync_folder(out.parent)
+    sync_folder(out.parent)
     return info
 
 
 def _shards(path: Path, manifest: Manifest) -> list[TensorFile]:
-    from embroute.runtime.checkpoint import shard_file
-    from embroute.runtime.checkpoint_files import TensorFile
+    """The shards' files, whose tables are those of the manifest."""
+    from embroute.runtime.checkpoint import open_shards, rows_at
 
-    return [TensorFile(path / shard_file(shard)) for shard in range(manifest.num_shards)]
+    identity, files = manifest.identity, open_shards(path)
+    firsts = accumulate((table.num_rows for table in identity.tables), initial=0)
+    for t, (table, first) in enumerate(zip(identity.tables, firsts, strict=False)):
+        columns = table.width + OPTIMIZERS[identity.optimizer](table.width)
+        for shard, file in enumerate(files):
+            rows = rows_at(first, first + table.num_rows, shard, len(files))
+            file.expect(f"table{t}", (len(rows), columns), identity.dtype)
+    return files
 
 
 def _values(
     shards: Sequence[TensorFile], table: int, rows: range, like: Floats
 ) -> Iterator[memoryview]:
-    """A table's values put together from its shards, in blocks; `like` is one row of it."""
+    """A table's values put together from its shards, in pieces; `like` is one row of it."""
     from embroute.runtime.checkpoint import copy_rows, rows_at
-    from embroute.runtime.checkpoint_files import BLOCK_BYTES
+    from embroute.runtime.tensor_files import PIECE_BYTES
 
-    count = max(1, BLOCK_BYTES // like.nbytes)
+    count = max(1, PIECE_BYTES // like.nbytes)
     for at in range(0, len(rows), count):
         block = rows[at : at + count]
         out = np.empty((len(block), like.shape[1]), like.dtype)

@@ -7,19 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from embroute.models.initial import initial_rows
 from embroute.policy.state import State
-from embroute.runtime.checkpoint import Json
-from embroute.runtime.checkpoint_files import (
-    Array,
-    FileInfo,
-    TensorFile,
-    as_tensor,
-    write_tensors,
-)
+from embroute.runtime.manifest import BRAIN
+from embroute.runtime.strict_json import Json, flag, items, members, whole
+from embroute.runtime.tensor_files import Array, FileInfo, TensorFile, as_tensor, write_tensors
 
-BRAIN = "brain.safetensors"
 Position = Mapping[str, Json]
 
 
@@ -56,8 +51,12 @@ def load_brain(path: Path, state: State) -> dict[str, Json]:
             raise ValueError(f"{path.name}: the caches have other capacities in the checkpoint")
     for name, array in arrays.items():
         file.read(name, array)
-    scalars = json.loads(file.told("state"))
-    state.step, state.was_hot, state.filled = (scalars[k] for k in ("step", "was_hot", "filled"))
+    scalars = file.told_json("state")
+    with file.parsing("state"):
+        named = members(scalars, "it", ("step", "was_hot", "filled"))
+        state.step = whole(named["step"], "step")
+        state.was_hot = flag(named["was_hot"], "was_hot")
+        state.filled = flag(named["filled"], "filled")
     return read_position(path)
 
 
@@ -78,10 +77,33 @@ def _origin(seed: int) -> list[float]:
 
 def from_seed(path: Path, seed: int) -> bool:
     """Whether rows that nobody had trained at a checkpoint are those of a seed."""
-    return bool(json.loads(TensorFile(path / BRAIN).about.get("origin", "null")) == _origin(seed))
+    return bool(TensorFile(path / BRAIN).told_json("origin") == _origin(seed))
 
 
 def read_position(path: Path) -> dict[str, Json]:
     """Where in the data a checkpoint was made; any job may go on from there."""
-    position: dict[str, Json] = json.loads(TensorFile(path / BRAIN).told("position"))
-    return position
+    file = TensorFile(path / BRAIN)
+    position = file.told_json("position")
+    with file.parsing("position"):
+        return members(position, "it")
+
+
+def samples_before(path: Path) -> int:
+    """Samples that were trained before a checkpoint."""
+    position = read_position(path)
+    with TensorFile(path / BRAIN).parsing("position"):
+        return whole(position["samples"], "samples")
+
+
+def first_random_state(path: Path) -> torch.Tensor:
+    """The random state with which the loader of a checkpoint's run began."""
+    position, length = read_position(path), len(torch.get_rng_state())
+    with TensorFile(path / BRAIN).parsing("position"):
+        numbers = items(position["random"], "random", length)
+        return torch.frombuffer(bytearray(_byte(number) for number in numbers), dtype=torch.uint8)
+
+
+def _byte(value: Json) -> int:
+    if whole(value, "random") > 255:
+        raise ValueError(f"random must be bytes, got {value}")
+    return int(str(value))

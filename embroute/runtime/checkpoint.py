@@ -2,14 +2,16 @@
 
 In a checkpoint's folder are `shard0.safetensors` and so on (records of rows), `dense.safetensors`
 (model, optimizers, schedules, random state), `brain.safetensors` (the coordinator's, brain.py), and
-`worker0.safetensors` and so on where workers have something of their own
+`worker0.safetensors` and so on, what each worker has of its own
 (unsent deltas, random state). What is not a tensor is JSON in the header of its file.
+All of it is checked as it is read (`tensor_files.py`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,27 +21,31 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file
 
 from embroute.kernels.rows import Floats
-from embroute.runtime.checkpoint_files import (
-    BLOCK_BYTES,
-    Array,
-    FileInfo,
+from embroute.runtime.checkpoint_files import DamagedError
+from embroute.runtime.manifest import (
+    DENSE,
     Identity,
     TableShape,
-    Tensor,
-    TensorFile,
     TensorShape,
-    as_tensor,
-    write_tensors,
+    shard_file,
+    worker_file,
 )
 from embroute.runtime.optim import RowOptimizer
 from embroute.runtime.places import Places
 from embroute.runtime.store import CacheStore, ShardStore
+from embroute.runtime.strict_json import Json, items, members
+from embroute.runtime.tensor_files import (
+    Array,
+    FileInfo,
+    Tensor,
+    TensorFile,
+    as_tensor,
+    write_tensors,
+)
 
-DENSE = "dense.safetensors"
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+COPIED_BYTES = 1 << 20  # of rows that are read beside their place, at a time
 
 _SETTINGS = {
     "sgd": ("decay",),
@@ -47,16 +53,6 @@ _SETTINGS = {
     "rowwise-adagrad": ("eps", "decay"),
     "adam": ("eps", "beta1", "beta2", "decay"),
 }
-
-
-def shard_file(shard: int) -> str:
-    """Name of a shard's file."""
-    return f"shard{shard}.safetensors"
-
-
-def worker_file(worker: int) -> str:
-    """Name of a worker's file."""
-    return f"worker{worker}.safetensors"
 
 
 def identity_of(
@@ -137,7 +133,12 @@ def copy_rows(file: TensorFile, name: str, theirs: range, mine: range, out: Floa
     if not rows:
         return
     stride, out_stride = rows.step // theirs.step, rows.step // mine.step
-    count = max(1, BLOCK_BYTES // (stride * out.strides[0]))
+    dtype, (_, columns), *_ = file.entry(name)
+    if stride == out_stride == 1 and (dtype, columns) == (out.dtype.name, out.shape[1]):
+        at = mine.index(rows[0])
+        file.read(name, out[at : at + len(rows)], theirs.index(rows[0]))
+        return
+    count = max(1, COPIED_BYTES // (stride * columns * out.itemsize))
     for at in range(0, len(rows), count):
         block = rows[at : at + count]
         first, last = theirs.index(block[0]), theirs.index(block[-1]) + 1
@@ -160,18 +161,30 @@ def save_shard(path: Path, store: ShardStore, places: Places, shard: int) -> Fil
     """Write a shard's records, one tensor a table, without copying them."""
     tables = range(len(places.setup.widths))
     tensors = [as_tensor(f"table{t}", _part(store, places, shard, t)[1]) for t in tables]
-    return write_tensors(path / shard_file(shard), tensors, {"shards": str(places.num_shards)})
+    about = {"shard": str(shard), "shards": str(places.num_shards)}
+    return write_tensors(path / shard_file(shard), tensors, about)
+
+
+def open_shards(path: Path) -> list[TensorFile]:
+    """The files of all shards, each of which says which shard it is of how many."""
+    first = TensorFile(path / shard_file(0))
+    with first.parsing("shards"):
+        num_shards = int(first.told("shards"))
+    files = [first, *(TensorFile(path / shard_file(shard)) for shard in range(1, num_shards))]
+    for shard, file in enumerate(files):
+        if (file.told("shard"), file.told("shards")) != (str(shard), str(num_shards)):
+            reason = f"it is shard {file.told('shard')} of {file.told('shards')}"
+            raise DamagedError(file.path, f"{reason}, expected {shard} of {num_shards}")
+    return files
 
 
 def load_shard(path: Path, store: ShardStore, places: Places, shard: int) -> None:
     """Read a shard's records from a checkpoint of any number of shards."""
-    num_shards = int(TensorFile(path / shard_file(0)).told("shards"))
-    first_rows = places.setup.schema.first_rows.tolist()
-    for other in range(num_shards):
-        file = TensorFile(path / shard_file(other))
+    first_rows, files = places.setup.schema.first_rows.tolist(), open_shards(path)
+    for other, file in enumerate(files):
         for table in range(len(places.setup.widths)):
             mine, out = _part(store, places, shard, table)
-            theirs = rows_at(first_rows[table], first_rows[table + 1], other, num_shards)
+            theirs = rows_at(first_rows[table], first_rows[table + 1], other, len(files))
             file.expect(f"table{table}", (len(theirs), out.shape[1]), out.dtype.name)
             copy_rows(file, f"table{table}", theirs, mine, out)
 
@@ -180,9 +193,10 @@ def load_tables(path: Path, store: ShardStore, places: Places, shard: int) -> li
     """Read initial values from a file with one tensor a table, as the command `export` writes it.
 
     Optimizer state stays initial, and so do tables that the file does not have. Returns the
-    tables that it has; a tensor that is no table is refused.
+    tables that it has; a tensor that is no table is refused. A file of another program has no
+    checksums: the first shard says so.
     """
-    file, setup = TensorFile(path), places.setup
+    file, setup = TensorFile(path, needs_sums=False), places.setup
     tables = {table.name: t for t, table in enumerate(setup.schema.tables)}
     for name in file.names:
         if name not in tables:
@@ -191,6 +205,8 @@ def load_tables(path: Path, store: ShardStore, places: Places, shard: int) -> li
         file.expect(name, shape, "float16", "float32", "float64")
     if not file.names:
         raise ValueError(f"{path}: there is no table in this file")
+    if not file.has_sums and shard == 0:
+        print(f"embroute: {path} carries no checksums: it is read unchecked", file=sys.stderr)
     for name in file.names:
         mine, out = _part(store, places, shard, tables[name])
         theirs = range(*setup.schema.first_rows[tables[name] : tables[name] + 2].tolist())
@@ -235,6 +251,8 @@ def _from_torch(name: str, tensor: torch.Tensor) -> Tensor:
 
 def _encode(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Json:
     """A value as JSON; its tensors are put aside, each under a name of its own."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}  # JSON has no such number
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
@@ -263,6 +281,8 @@ def _decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     ((kind, inside),) = value.items()
     if kind == "tensor":
         return tensors[str(inside)]
+    if kind == "float":
+        return float(str(inside))
     items = _decode(inside, tensors)
     if kind == "tuple":
         return tuple(items)
@@ -285,40 +305,69 @@ def save_dense(path: Path, training: Training, random: torch.Tensor) -> FileInfo
     return write_tensors(path / DENSE, written, texts)
 
 
+def _to_torch(file: TensorFile, name: str) -> torch.Tensor:
+    """A whole tensor, in memory of its own."""
+    dtype, shape, *_ = file.entry(name)
+    if 0 in shape:  # no bytes, which cannot be viewed as another type
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    flat = torch.from_numpy(file.data(name))
+    return flat.view(getattr(torch, dtype)).reshape(shape)
+
+
+def load_model(path: Path, model: Mapping[str, torch.Tensor]) -> None:
+    """Read the dense model of a checkpoint into a `state_dict`."""
+    file = TensorFile(path / DENSE)
+    _expect_model(file, model)
+    with torch.no_grad():
+        for name, tensor in model.items():
+            tensor.copy_(_to_torch(file, f"model.{name}"))
+
+
+def _expect_model(file: TensorFile, model: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in model.items():
+        file.expect(f"model.{name}", tensor.shape, _dtype(tensor))
+
+
 def load_dense(path: Path, training: Training) -> torch.Tensor:
     """Read it back into model, optimizers and schedules; returns the random state."""
     file = TensorFile(path / DENSE)
-    classes = json.loads(file.told("classes"))
+    classes = file.told_json("classes")
     if classes != training.classes:
         raise ValueError(
             f"{path.name}: the optimizers are {classes} in the checkpoint, {training.classes} here"
         )
-    for name, tensor in training.model.items():
-        file.expect(f"model.{name}", tensor.shape, _dtype(tensor))
-    # Copies: what is loaded lies in the file until it is written to.
-    tensors = {name: tensor.clone() for name, tensor in load_file(path / DENSE).items()}
-    optimizers = _decode(json.loads(file.told("optimizers")), tensors)
-    extras = _decode(json.loads(file.told("extras")), tensors)
+    _expect_model(file, training.model)
+    others = [name for name in file.names if not name.startswith("model.")]
+    tensors = {name: _to_torch(file, name) for name in others}
+    with file.parsing("optimizers"):
+        optimizers = items(_decode(file.told_json("optimizers"), tensors), "it", len(classes))
+    with file.parsing("extras"):
+        extras = members(_decode(file.told_json("extras"), tensors), "it")
     if extras.keys() != training.extras.keys():
         raise ValueError(
             f"{path.name}: the checkpoint holds {sorted(extras)} beside the optimizers, the job "
             f"has {sorted(training.extras)}"
         )
     for optimizer, state in zip(training.optimizers, optimizers, strict=True):
-        _load_optimizer(optimizer, state, path)
+        _load_state(file, "optimizers", optimizer, state)
     for name, extra in training.extras.items():
-        extra.load_state_dict(extras[name])
-    with torch.no_grad():
-        for name, tensor in training.model.items():
-            tensor.copy_(tensors[f"model.{name}"])
+        _load_state(file, "extras", extra, extras[name])
+    load_model(path, training.model)
+    file.entry("random")
     return tensors["random"]
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, object], path: Path) -> None:
+def _load_state(file: TensorFile, name: str, owner: Stateful, state: Any) -> None:
+    """Give a state back; a ValueError means another optimizer, anything else a malformed state."""
+    with file.parsing(name):
+        members(state, "it")
     try:
-        optimizer.load_state_dict(state)
+        owner.load_state_dict(state)
     except ValueError as error:
-        raise ValueError(f"{path.name}: {type(optimizer).__name__}: {error}") from None
+        folder = file.path.parent.name
+        raise ValueError(f"{folder}: {type(owner).__name__}: {error}") from None
+    except (TypeError, LookupError, AttributeError) as error:
+        raise DamagedError(file.path, f"{name!r} in its header is malformed: {error!r}") from None
 
 
 def save_cache(path: Path, worker: int, store: CacheStore | None, random: torch.Tensor) -> FileInfo:
@@ -341,4 +390,4 @@ def load_cache(path: Path, worker: int, store: CacheStore | None) -> torch.Tenso
         file.expect(name, array.shape, array.dtype.name)
     for name, array in arrays.items():
         file.read(name, array)
-    return torch.from_numpy(file.rows("random"))
+    return _to_torch(file, "random")

@@ -19,11 +19,9 @@ from embroute.policy.setup import Setup
 from embroute.runtime.checkpoint import (
     identity_of,
 )
-from embroute.runtime.checkpoint_files import (
-    Identity,
-)
 from embroute.runtime.feed import Feed, SampleFeed
 from embroute.runtime.layout import Layout
+from embroute.runtime.manifest import Identity
 from embroute.runtime.meter import Meter, StepLog
 from embroute.runtime.optim import Rate, RowOptimizer, row_optimizer
 from embroute.runtime.places import Places
@@ -57,6 +55,7 @@ class Job:
     layers: list[RoutedLayer]
     model: nn.Module
     optimizers: list[Optimizer]
+    run_id: str = ""  # known once all ranks have agreed on it
 
     @property
     def places(self) -> Places:
@@ -91,7 +90,8 @@ class Job:
         """Where checkpoints go, if anywhere."""
         if "checkpoint" not in self.settings:
             return None
-        return Saving(Path(self.settings["checkpoint"]), self.settings.get("keep", 2))
+        keep = self.settings.get("keep", 2)
+        return Saving(Path(self.settings["checkpoint"]), keep, self.run_id)
 
     @property
     def identity(self) -> Identity:

@@ -86,7 +86,7 @@ class FolderStore:
         return [self.get(key) for key in keys]
 
 
-def run_id() -> str:
+def new_run_id() -> str:
     """A name for this run that no other has; the launcher's, or a new one."""
     return os.environ.get(RUN_ID) or secrets.token_hex(4)
 

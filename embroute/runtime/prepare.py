@@ -22,45 +22,39 @@ from embroute.models.initial import initial_rows
 from embroute.policy.plans import start
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
-from embroute.runtime.brain import Position, from_seed, read_position
+from embroute.runtime.brain import (
+    Position,
+    first_random_state,
+    from_seed,
+    samples_before,
+)
 from embroute.runtime.checkpoint import (
-    Json,
     check_identity,
     load_shard,
     load_tables,
     save_shard,
-)
-from embroute.runtime.checkpoint_files import (
-    Manifest,
-    claim,
-    latest,
-    partial,
-    read_manifest,
-    saved,
-    step_of,
-    verify,
 )
 from embroute.runtime.connect import take_seat
 from embroute.runtime.coordinator import Coordinator, Schedule
 from embroute.runtime.dense import Dense
 from embroute.runtime.in_place import part_of, shared_tables
 from embroute.runtime.inbox import (
-    COORDINATOR,
     DRAIN,
     LOOK,
     REFILL,
     SAVE,
     STEP,
     STOP,
-    announce,
     background,
     listen,
 )
 from embroute.runtime.job import Job, describe
-from embroute.runtime.job_store import run_id
+from embroute.runtime.job_store import new_run_id
 from embroute.runtime.locks import FolderLock
+from embroute.runtime.manifest import read_manifest
 from embroute.runtime.meter import Meter
 from embroute.runtime.prepared import Loader, Prepared, own_up
+from embroute.runtime.resuming import agree
 from embroute.runtime.run import Courier, Run
 from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
@@ -70,6 +64,7 @@ from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
 from embroute.runtime.star import add_up
 from embroute.runtime.store import CacheStore, ShardStore
+from embroute.runtime.strict_json import Json
 from embroute.runtime.worker import Rows
 
 INITIAL_ROWS = 1 << 16  # filled at a time
@@ -102,10 +97,12 @@ def prepare(
     seat = seat or take_seat(settings)
     job = describe(model, optimizer, seat, settings)
     if seat.role == "coordinator":
+        job = replace(job, run_id=new_run_id())
         with _locked(job) as lock:
-            meter = _coordinate(job, loader, _agree(job), lock)
+            job, start_from = _agree(job)
+            meter = _coordinate(job, loader, start_from, lock)
         return Prepared(model, optimizer, Loader(None), meter)
-    start_from = _agree(job)
+    job, start_from = _agree(job)
     if seat.role == "shard":
         shard = _serve(job, start_from)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
@@ -122,41 +119,26 @@ def _locked(job: Job) -> Iterator[FolderLock | None]:
         yield None
         return
     job.saving.folder.mkdir(parents=True, exist_ok=True)
-    with FolderLock("checkpoint folder", job.saving.folder, run_id()) as lock:
+    with FolderLock("checkpoint folder", job.saving.folder, job.run_id) as lock:
         yield lock
 
 
-def _agree(job: Job) -> Resume | None:
-    """The checkpoint that every rank starts from: the coordinator looks for it."""
-    path, saving = None, job.saving
-    if job.seat.role == "coordinator" and saving is not None:
-        path = latest(saving.folder) if job.settings.get("resume") else None
-        claim(saving.folder, 0 if path is None else step_of(path) or 0)
-    told = announce(job.seat.name, job.seat.peers, job.seat.plans, str(path or ""))
-    if not told:
-        return None
-    manifest = _manifest(Path(told), job.seat)
-    check_identity(manifest.identity, job.identity, Path(told))
+def _agree(job: Job) -> tuple[Job, Resume | None]:
+    """The job with its name, and the checkpoint that every rank starts from.
+
+    What it holds is checked as it is loaded, before the first step.
+    """
+    folder = None if job.saving is None else job.saving.folder
+    wishes = {name: bool(job.settings.get(name)) for name in ("resume", "fall_back")}
+    path, run_id, _ = agree(job.seat, folder, job.run_id, **wishes)
+    job = replace(job, run_id=run_id)
+    if path is None:
+        return job, None
+    manifest = read_manifest(path)
+    check_identity(manifest.identity, job.identity, path)
     shape = (job.seat.num_workers, job.seat.num_shards, job.policy.name)
     same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
-    same = same and same_caches(Path(told), job.setup)
-    return Resume(Path(told), same)
-
-
-def _manifest(path: Path, seat: Seat) -> Manifest:
-    """What a checkpoint says of itself; of one that is damaged also which one comes before it.
-
-    Every rank reads some of its files whole, whoever loads them.
-    """
-    everyone = [COORDINATOR, *seat.peers]
-    try:
-        manifest = read_manifest(path)
-        verify(path, manifest.files[everyone.index(seat.name) :: len(everyone)])
-        return manifest
-    except ValueError as error:
-        earlier = [other.name for other in saved(path.parent) if other.name < path.name]
-        way_out = f"; move {path.name} away to go on from {earlier[-1]}" if earlier else ""
-        raise ValueError(f"{error}{way_out}") from None
+    return job, Resume(path, same and same_caches(path, job.setup))
 
 
 def _coordinate(
@@ -164,7 +146,7 @@ def _coordinate(
 ) -> Meter:
     random = torch.get_rng_state()
     if resume is not None:
-        random = _random_state(resume.path)
+        random = first_random_state(resume.path)
         torch.set_rng_state(random)
     items, once = iter(loader), isinstance(loader, Iterator)
     _check_readable(job, once)
@@ -197,7 +179,7 @@ def _coordinate(
         job.settings.get("held_out"),
         _shadow(job, setup),
         _saver(job, state, random, lock),
-        _samples_before(resume),
+        0 if resume is None else samples_before(resume.path),
         job.settings.get("stop") or threading.Event(),
     )
     coordinator.greet(shape)
@@ -231,16 +213,6 @@ def _saver(
         finish(saving, job.seat, job.policy.name, job.identity, state, position)
 
     return save
-
-
-def _samples_before(resume: Resume | None) -> int:
-    """Samples that were trained before the checkpoint."""
-    return 0 if resume is None else int(str(read_position(resume.path)["samples"]))
-
-
-def _random_state(path: Path) -> torch.Tensor:
-    """The random state with which the loader began."""
-    return torch.tensor(read_position(path)["random"], dtype=torch.uint8)
 
 
 def _check_readable(job: Job, once: bool) -> None:
@@ -303,7 +275,8 @@ def _serve(job: Job, resume: Resume | None) -> Shard:
             _, heads, where = note.arrays
             shard.serve(Orders.read(heads, where).at(EARLY_PULL))
         elif note.verb == SAVE:
-            folder = partial(Path(job.settings["checkpoint"]), int(note.arrays[0].tolist()[0]))
+            assert job.saving is not None
+            folder = job.saving.part(int(note.arrays[0].tolist()[0]))
             answer(seat.answers, [save_shard(folder, store, places, seat.index)])
     adding.join(LEAVE_S)  # workers leave when they have taken the same note
     return shard
@@ -358,7 +331,8 @@ def _join(job: Job, resume: Resume | None) -> Run:
         part.load(resume.path, resume.same_place)
 
     def save(step: int) -> None:
-        answer(seat.answers, part.save(partial(Path(job.settings["checkpoint"]), step)))
+        assert job.saving is not None
+        answer(seat.answers, part.save(job.saving.part(step)))
 
     courier = Courier(seat, rows, job.feed, job.layers)
     run = Run(courier, job.desk, dense, job.rate, save)

@@ -15,7 +15,7 @@ from embroute.kernels.codes import EARLY, FRESH, MISS_PULL, ROW, VALUE_STATE
 from embroute.kernels.transfers import Transfers
 from embroute.policy.setup import Setup
 from embroute.policy.state import State, held
-from embroute.runtime.brain import BRAIN, Position, load_brain, load_trained, save_brain
+from embroute.runtime.brain import Position, load_brain, load_trained, save_brain
 from embroute.runtime.checkpoint import (
     Stateful,
     Training,
@@ -23,23 +23,17 @@ from embroute.runtime.checkpoint import (
     load_dense,
     save_cache,
     save_dense,
-    worker_file,
 )
-from embroute.runtime.checkpoint_files import (
-    FileInfo,
-    Identity,
-    Manifest,
-    TensorFile,
-    commit,
-    partial,
-    read_manifest,
-)
+from embroute.runtime.checkpoint_files import partial
 from embroute.runtime.exchange import Channel
 from embroute.runtime.inbox import COORDINATOR
+from embroute.runtime.manifest import BRAIN, Identity, Manifest, commit, read_manifest
 from embroute.runtime.places import Places
 from embroute.runtime.script import Script, pull_script
 from embroute.runtime.seat import Seat
 from embroute.runtime.store import CacheStore
+from embroute.runtime.strict_json import Json
+from embroute.runtime.tensor_files import FileInfo, TensorFile
 
 REFILL_ROWS = 1 << 15  # of a worker at a time
 
@@ -50,32 +44,38 @@ class Saving:
 
     folder: Path
     keep: int = 2
+    run_id: str = ""  # of the job; all ranks agree on it
+
+    def part(self, step: int) -> Path:
+        """Where all ranks write a step's checkpoint."""
+        return partial(self.folder, step, self.run_id)
 
 
-def answer(channel: Channel, files: Sequence[FileInfo]) -> None:
-    """Tell the coordinator which files this rank has written."""
-    text = np.frombuffer(json.dumps(files).encode(), np.uint8)
+def answer(channel: Channel, items: Sequence[object]) -> None:
+    """Tell the coordinator something, such as the files that this rank has written."""
+    text = np.frombuffer(json.dumps(items).encode(), np.uint8)
     size = np.array([len(text)], np.int64).view(np.uint8)
     channel.swap([(COORDINATOR, size)], [])
     channel.swap([(COORDINATOR, text.copy())], [])
 
 
-def answers(channel: Channel, peers: Sequence[str]) -> list[FileInfo]:
-    """What all ranks have written; waits for the last of them."""
+def answers(channel: Channel, peers: Sequence[str]) -> list[Json]:
+    """What all ranks tell the coordinator, in their order; waits for the last of them."""
     sizes = [np.zeros(1, np.int64) for _ in peers]
     channel.swap([], [(p, size.view(np.uint8)) for p, size in zip(peers, sizes, strict=True)])
     texts = [np.empty(int(size[0]), np.uint8) for size in sizes]
     channel.swap([], list(zip(peers, texts, strict=True)))
-    return [FileInfo(*info) for text in texts for info in json.loads(text.tobytes())]
+    return [item for text in texts for item in json.loads(text.tobytes())]
 
 
 def finish(
     saving: Saving, seat: Seat, policy: str, identity: Identity, state: State, position: Position
 ) -> Path:
     """The coordinator's part: its own file, then the manifest that makes the checkpoint whole."""
-    own = save_brain(partial(saving.folder, state.step), state, position)
-    files = (*answers(seat.answers, seat.peers), own)
-    manifest = Manifest(state.step, policy, seat.num_workers, seat.num_shards, identity, files)
+    own = save_brain(saving.part(state.step), state, position)
+    others = (FileInfo(*info) for info in answers(seat.answers, seat.peers))  # type: ignore[misc]
+    shape = (seat.num_workers, seat.num_shards)
+    manifest = Manifest(state.step, policy, *shape, identity, (own, *others), saving.run_id)
     return commit(saving.folder, manifest, saving.keep)
 
 
@@ -103,7 +103,7 @@ class WorkerPart:
     def load(self, path: Path, same_place: bool) -> None:
         """Read them; the worker's own only where the job has the same shape."""
         load_dense(path, self._training())
-        if same_place and (path / worker_file(self.worker)).exists():
+        if same_place:
             torch.set_rng_state(load_cache(path, self.worker, self.cache))
 
 

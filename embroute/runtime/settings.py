@@ -41,6 +41,7 @@ class Settings(TypedDict, total=False):
     checkpoint_every: int
     keep: int
     resume: bool  # from the newest checkpoint in the folder, if there is one
+    fall_back: bool  # with resume: pass over a damaged checkpoint for the newest that is whole
     tables: Path | str  # initial values
     extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
     stop: threading.Event  # asks for a checkpoint and an early end
@@ -74,6 +75,8 @@ def check_settings(settings: Settings) -> None:
     if settings.get("debug") == "versions" and settings.get("resume"):
         raise ValueError("debug='versions': a checkpoint holds no versions, so it must not resume")
     given: Mapping[str, object] = {**settings}
+    if not isinstance(given.get("fall_back", False), bool):
+        raise ValueError(f"fall_back= must be True or False, got {given['fall_back']!r}")
     for name, least in _LEAST.items():
         number, kind = given.get(name, least), Integral if name in _WHOLE else Real
         if not (isinstance(number, kind) and least <= float(number) < math.inf):

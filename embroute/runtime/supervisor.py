@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from embroute.runtime.ending import PERMANENT, TRY_AGAIN, ending_file
-from embroute.runtime.job_store import FOLDER, LAUNCHER, RESTART, RUN_ID, SECRET, SHARDS, run_id
+from embroute.runtime.job_store import FOLDER, LAUNCHER, RESTART, RUN_ID, SECRET, SHARDS, new_run_id
 from embroute.runtime.scratch import scratch_folder
 from embroute.runtime.seat import names
 
@@ -100,7 +100,7 @@ class Program:
     command: Sequence[str]
     ranks: Sequence[str]
     restarts: int = 0
-    run_id: str = field(default_factory=run_id)
+    run_id: str = field(default_factory=new_run_id)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

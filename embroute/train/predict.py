@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from embroute.cluster import uniform
@@ -20,9 +19,10 @@ from embroute.data.split import split
 from embroute.data.stream import batches
 from embroute.models.catalog import ModelOptions, make_model, table_widths
 from embroute.policy.setup import Setup, dims
-from embroute.runtime.checkpoint import DENSE, check_identity, identity_of, load_shard
-from embroute.runtime.checkpoint_files import find, read_manifest
+from embroute.runtime.checkpoint import check_identity, identity_of, load_model, load_shard
+from embroute.runtime.checkpoint_files import find
 from embroute.runtime.feed import Dealt, SampleFeed
+from embroute.runtime.manifest import read_manifest
 from embroute.runtime.optim import RowOptimizer
 from embroute.runtime.places import Places
 from embroute.runtime.routed import Desk, Reading
@@ -116,8 +116,7 @@ def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
     check_identity(saved, identity_of(places, optimizer, run.dtype, model.state_dict()), path)
     store = ShardStore(0, places, Widths(places, optimizer, run.dtype), optimizer)
     load_shard(path, store, places, 0)
-    tensors = load_file(path / DENSE)
-    model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
+    load_model(path, model.state_dict())
     feed = SampleFeed(schema, getattr(torch, run.dtype))
     return Scorer(model.eval(), feed, desk, store, places)
 

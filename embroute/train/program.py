@@ -17,7 +17,7 @@ from embroute.runtime.connect import connect
 from embroute.runtime.ending import BAD_INPUT, TRY_AGAIN, code_of, end
 from embroute.runtime.exchange import LostPeerError
 from embroute.runtime.inbox import COORDINATOR
-from embroute.runtime.job_store import FOLDER, attempt, run_id
+from embroute.runtime.job_store import FOLDER, attempt, new_run_id
 from embroute.runtime.locks import FolderLock
 from embroute.runtime.seat import Seat
 from embroute.train.rank import train_rank, write_record
@@ -56,7 +56,7 @@ def _locked(folder: Path, seat: Seat) -> AbstractContextManager[object]:
     """The run's folder for this run alone; our own launcher has it already."""
     if FOLDER in os.environ or seat.name != COORDINATOR:
         return nullcontext()
-    return FolderLock("--out", folder, run_id())
+    return FolderLock("--out", folder, new_run_id())
 
 
 @click.command()
