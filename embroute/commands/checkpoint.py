@@ -158,9 +158,10 @@ def export_tables(path: Path, out: Path, names: Sequence[str] = ()) -> FileInfo:
 
 def _shards(path: Path, manifest: Manifest) -> list[TensorFile]:
     """The shards' files, whose tables are those of the manifest."""
-    from embroute.runtime.checkpoint import open_shards, rows_at
+    from embroute.runtime.checkpoint import rows_at
+    from embroute.runtime.manifest import open_shards
 
-    identity, files = manifest.identity, open_shards(path)
+    identity, files = manifest.identity, open_shards(path, manifest.num_shards)
     firsts = accumulate((table.num_rows for table in identity.tables), initial=0)
     for t, (table, first) in enumerate(zip(identity.tables, firsts, strict=False)):
         columns = table.width + OPTIMIZERS[identity.optimizer](table.width)

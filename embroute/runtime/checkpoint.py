@@ -29,6 +29,7 @@ from embroute.runtime.manifest import (
     Identity,
     TableShape,
     TensorShape,
+    open_shards,
     shard_file,
     worker_file,
 )
@@ -45,7 +46,7 @@ from embroute.runtime.tensor_files import (
     write_tensors,
 )
 
-COPIED_BYTES = 1 << 20  # of rows that are read beside their place, at a time
+COPIED_BYTES = 1 << 24  # of rows that are read beside their place, at a time
 
 _SETTINGS = {
     "sgd": ("decay",),
@@ -139,12 +140,13 @@ def copy_rows(file: TensorFile, name: str, theirs: range, mine: range, out: Floa
         file.read(name, out[at : at + len(rows)], theirs.index(rows[0]))
         return
     count = max(1, COPIED_BYTES // (stride * columns * out.itemsize))
+    scratch = np.empty((min(count, len(rows)) * stride, columns), dtype)
     for at in range(0, len(rows), count):
         block = rows[at : at + count]
         first, last = theirs.index(block[0]), theirs.index(block[-1]) + 1
         out_first, out_last = mine.index(block[0]), mine.index(block[-1]) + 1
-        read = file.rows(name, first, last)[::stride, : out.shape[1]]
-        out[out_first:out_last:out_stride] = read
+        file.read(name, scratch[: last - first], first)
+        out[out_first:out_last:out_stride] = scratch[: last - first : stride, : out.shape[1]]
 
 
 def _part(store: ShardStore, places: Places, shard: int, table: int) -> tuple[range, Floats]:
@@ -165,22 +167,12 @@ def save_shard(path: Path, store: ShardStore, places: Places, shard: int) -> Fil
     return write_tensors(path / shard_file(shard), tensors, about)
 
 
-def open_shards(path: Path) -> list[TensorFile]:
-    """The files of all shards, each of which says which shard it is of how many."""
-    first = TensorFile(path / shard_file(0))
-    with first.parsing("shards"):
-        num_shards = int(first.told("shards"))
-    files = [first, *(TensorFile(path / shard_file(shard)) for shard in range(1, num_shards))]
-    for shard, file in enumerate(files):
-        if (file.told("shard"), file.told("shards")) != (str(shard), str(num_shards)):
-            reason = f"it is shard {file.told('shard')} of {file.told('shards')}"
-            raise DamagedError(file.path, f"{reason}, expected {shard} of {num_shards}")
-    return files
-
-
 def load_shard(path: Path, store: ShardStore, places: Places, shard: int) -> None:
     """Read a shard's records from a checkpoint of any number of shards."""
-    first_rows, files = places.setup.schema.first_rows.tolist(), open_shards(path)
+    first = TensorFile(path / shard_file(0))
+    with first.parsing("shards"):
+        files = open_shards(path, int(first.told("shards")))
+    first_rows = places.setup.schema.first_rows.tolist()
     for other, file in enumerate(files):
         for table in range(len(places.setup.widths)):
             mine, out = _part(store, places, shard, table)

@@ -151,8 +151,19 @@ def read_manifest(path: Path) -> Manifest:
         _check_size(path, info)
         if TensorFile(path / info.name).header_sum != info.header_sum:
             raise DamagedError(path / info.name, "it is not the file that was saved here")
-    _check_step(path, manifest)
+    open_shards(path, manifest.num_shards)
+    _check_brain(path, manifest)
     return manifest
+
+
+def open_shards(path: Path, num_shards: int) -> list[TensorFile]:
+    """The files of all shards, each of which says which shard it is of how many."""
+    files = [TensorFile(path / shard_file(shard)) for shard in range(num_shards)]
+    for shard, file in enumerate(files):
+        told = f"shard {file.told('shard')} of {file.told('shards')}"
+        if told != f"shard {shard} of {num_shards}":
+            raise DamagedError(file.path, f"it is {told}, expected {shard} of {num_shards}")
+    return files
 
 
 def verify(path: Path, files: Iterable[FileInfo]) -> None:
@@ -267,12 +278,16 @@ def _check_size(path: Path, info: FileInfo) -> None:
         raise DamagedError(path / info.name, counts)
 
 
-def _check_step(path: Path, manifest: Manifest) -> None:
-    """The step is that of the brain's state."""
+def _check_brain(path: Path, manifest: Manifest) -> None:
+    """Step and number of workers are those of the brain's state."""
     file = TensorFile(path / BRAIN)
     state = file.told_json("state")
     with file.parsing("state"):
         step = whole(members(state, "it")["step"], "step")
     if step != manifest.step:
         reason = f"it says step {manifest.step}, {BRAIN} says {step}"
+        raise DamagedError(path / MANIFEST, reason)
+    workers = file.entry("capacity_WA").shape[:1]
+    if workers != (manifest.num_workers,):
+        reason = f"it says {manifest.num_workers} workers, {BRAIN} has the shape {workers}"
         raise DamagedError(path / MANIFEST, reason)

@@ -1,0 +1,173 @@
+"""A damaged checkpoint is refused by every command that reads the damaged part, in one line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from embroute.cli import main
+from embroute.runtime import tensor_header
+from embroute.runtime.checkpoint_files import MANIFEST
+from embroute.runtime.local import run_local
+from embroute.runtime.manifest import read_manifest
+from embroute.runtime.tensor_files import TensorFile
+from embroute.train import rank
+from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
+from tests.attack.damage import (
+    DAMAGES,
+    EXPORT,
+    INSPECT,
+    OF_MANIFEST,
+    PREDICT,
+    RESUME,
+    VERIFY,
+    file,
+)
+
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+RUN = RunFile(
+    data_options={"limit": 700},
+    policy="esd(1)",
+    dim="2",
+    hidden="4",
+    batch=8,
+    steps=20,
+    held_out=0.1,
+    checkpoint_every=10,
+    workers=2,
+    shards=2,
+    cache="0.5",
+)
+NEWEST = "step-00000020"
+
+
+def train(run: RunFile, folder: Path) -> None:
+    run_local(2, 2, lambda seat: rank.train_rank(run, seat, folder, threading.Event()))
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints, whose files have many blocks."""
+    folder: Path = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_header, "BLOCK_BYTES", 512)
+        train(RUN, folder)
+    RUN.write(folder / RUN_FILE)
+    return folder
+
+
+@pytest.fixture
+def damaged(run_folder: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of the run, to be damaged."""
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def command(*words: object) -> Callable[[Patch], int]:
+    """The exit code of a command line."""
+
+    def call(patch: Patch) -> int:
+        patch.setattr(sys, "argv", ["embroute", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return call
+
+
+def resume(folder: Path, run: RunFile) -> Callable[[Patch], int]:
+    """A run that goes on; `embroute.train.program` turns a ValueError into a line and code 2."""
+
+    def call(patch: Patch) -> int:
+        patch.setattr(rank, "watch_of", lambda *_: None)  # a run that fails leaves its file open
+        try:
+            train(replace(run, steps=21, resume=True), folder)
+        except ValueError as error:
+            print(f"embroute: {error}", file=sys.stderr)
+            return 2
+        return 0
+
+    return call
+
+
+def call_of(name: str, folder: Path) -> Callable[[Patch], int]:
+    saved, out = folder / CHECKPOINTS, folder / "out"
+    return {
+        INSPECT: command("checkpoint", "inspect", saved),
+        VERIFY: command("checkpoint", "inspect", saved, "--verify"),
+        EXPORT: command("checkpoint", "export", saved, "--out", out),
+        PREDICT: command("predict", folder, "--out", out),
+        RESUME: resume(folder, RUN),
+    }[name]
+
+
+def check(name: str, damage: str, folder: Path, patch: Patch, capture: Capture) -> None:
+    """The command ends as the table of damages says, and in one line."""
+    code = call_of(name, folder)(patch)
+    said = capture.readouterr().err
+    if name in DAMAGES[damage].unseen:
+        assert code == 0, (name, said)
+        (folder / "out").unlink(missing_ok=True)
+        return
+    assert code == 2, (name, said)
+    assert said.count("\n") == 1, (name, said)
+    assert "step-000000" in said
+    assert not DAMAGES[damage].way_out or "to go on from step-00000010" in said, (name, said)
+    assert not (folder / "out").exists(), name
+    assert not (folder / "out.partial").exists(), name
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused(
+    damage: str, damaged: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    DAMAGES[damage].harm(damaged / CHECKPOINTS / NEWEST)
+    commands = [INSPECT, VERIFY, EXPORT]
+    if damage not in OF_MANIFEST:
+        commands += [PREDICT, RESUME]
+    for name in commands:
+        check(name, damage, damaged, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", OF_MANIFEST)
+def test_no_model_is_read_by_a_damaged_manifest(
+    damage: str, damaged: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    DAMAGES[damage].harm(damaged / CHECKPOINTS / NEWEST)
+    for name in (PREDICT, RESUME):
+        check(name, damage, damaged, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", [INSPECT, VERIFY, EXPORT, PREDICT, RESUME])
+def test_a_whole_checkpoint_is_read(name: str, damaged: Path, monkeypatch: Patch) -> None:
+    assert call_of(name, damaged)(monkeypatch) == 0
+
+
+def assert_every_byte_counts(path: Path, read: Callable[[], object]) -> None:
+    """Reading fails whichever byte of a file is another: one in seven is tried."""
+    read()
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+        with pytest.raises(ValueError, match=r"is damaged|has version"):
+            read()
+
+
+def test_every_byte_of_a_manifest_counts(damaged: Path) -> None:
+    folder = damaged / CHECKPOINTS / NEWEST
+    assert_every_byte_counts(folder / MANIFEST, lambda: read_manifest(folder))
+
+
+def test_every_byte_of_a_tensor_file_counts(damaged: Path) -> None:
+    path = damaged / CHECKPOINTS / NEWEST / file("worker0")
+    assert_every_byte_counts(path, lambda: TensorFile(path).verify())

@@ -1,0 +1,201 @@
+"""Runs that nobody watches pass over damaged checkpoints; equal runs save equal bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from embroute.commands.checkpoint import export_tables
+from embroute.runtime import tensor_header
+from embroute.runtime.checkpoint_files import MANIFEST, candidates, latest, saved, set_aside
+from embroute.runtime.local import run_local
+from embroute.runtime.manifest import read_manifest, verify
+from embroute.runtime.settings import Settings
+from embroute.runtime.tensor_files import Array, TensorFile, as_tensor, write_tensors
+from tests.attack.damage import file, flip, put
+from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
+
+STEPS, EVERY = 30, 10
+Capture = pytest.CaptureFixture[str]
+
+
+def saving(folder: Path, policy: str = "esd(1)") -> Settings:
+    settings = settings_of(policy, 2, 1.0 if policy.startswith("het") else 0.75)
+    settings.update({"checkpoint": folder, "checkpoint_every": EVERY, "keep": 3, "max_steps": 20})
+    return settings
+
+
+def run(settings: Settings, stream: Sequence[Batch]) -> dict[str, Result]:
+    return run_local(2, 2, lambda seat: train(seat, stream, "adagrad", settings))
+
+
+def goes_on(folder: Path) -> Settings:
+    """The settings of a run that is started again by a launcher."""
+    settings = saving(folder)
+    settings.update({"resume": True, "fall_back": True, "max_steps": 0})
+    return settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of the steps 10 and 20."""
+    run(saving(tmp_path), batches(2, STEPS))
+    assert [path.name for path in saved(tmp_path)] == ["step-00000010", "step-00000020"]
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["brain", "dense", "shard0", "shard1", "worker0", "worker1"])
+def test_a_damaged_checkpoint_is_passed_over(name: str, folder: Path, capsys: Capture) -> None:
+    flip(folder / "step-00000020" / file(name), -1)
+    results = run(goes_on(folder), batches(2, STEPS))
+    assert len(results["worker0"].losses) == STEPS - 10
+    gathered(results, 2, 2).assert_equal(plain_cached("adagrad", 2, STEPS))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{name}.safetensors is damaged: bytes " in line
+    assert "kept as step-00000020.damaged" in line
+    assert "going on from step-00000010 instead, 10 steps are lost" in line
+    assert "move" not in line
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        "step-00000010",
+        "step-00000020",
+        "step-00000020.damaged",
+        "step-00000030",
+    ]
+    for path in saved(folder):
+        verify(path, read_manifest(path).files)
+
+
+def test_a_damaged_manifest_is_passed_over(folder: Path, capsys: Capture) -> None:
+    flip(folder / "step-00000020" / MANIFEST, 400)
+    assert len(run(goes_on(folder), batches(2, STEPS))["worker1"].losses) == STEPS - 10
+    assert "manifest.json is damaged" in capsys.readouterr().err
+
+
+def test_a_whole_checkpoint_is_not_passed_over(folder: Path, capsys: Capture) -> None:
+    assert len(run(goes_on(folder), batches(2, STEPS))["worker1"].losses) == STEPS - 20
+    assert not capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_ends_a_run_that_may_not_fall_back(folder: Path) -> None:
+    flip(folder / "step-00000020" / file("shard1"), -1)
+    settings = goes_on(folder)
+    settings["fall_back"] = False
+    with pytest.raises(ValueError, match="move step-00000020 away to go on from step-00000010"):
+        run(settings, batches(2, STEPS))
+    assert len(saved(folder)) == 2
+
+
+def test_a_run_without_a_whole_checkpoint_does_not_start_anew(folder: Path) -> None:
+    for step in ("step-00000010", "step-00000020"):
+        flip(folder / step / file("shard1"), -1)
+    named = r"no checkpoint is whole: .*00000020.*; .*00000010"
+    with pytest.raises(ValueError, match=named) as error:
+        run(goes_on(folder), batches(2, STEPS))
+    assert "\n" not in str(error.value)
+    assert len(saved(folder)) == 2
+
+
+def test_a_checkpoint_of_another_version_is_not_passed_over(folder: Path) -> None:
+    put(version=3)(folder / "step-00000020")
+    with pytest.raises(ValueError, match="has version 3, this program reads 2"):
+        run(goes_on(folder), batches(2, STEPS))
+    assert len(saved(folder)) == 2
+
+
+def test_a_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
+    assert len(run(goes_on(tmp_path), batches(2, 5))["worker0"].losses) == 5
+
+
+def test_every_damaged_checkpoint_is_kept(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        (tmp_path / "step-00000020").mkdir()
+        names.append(set_aside(tmp_path / "step-00000020").name)
+    assert names == [f"step-00000020.damaged{end}" for end in ("", "-2", "-3")]
+    assert not candidates(tmp_path)
+
+
+@pytest.mark.parametrize("policy", ["esd(1)", "het(4)", "embroute(effort=200)", "in-place"])
+def test_equal_runs_save_equal_bytes(policy: str, tmp_path: Path) -> None:
+    paths, told = [], []
+    for name in ("a", "b"):
+        torch.manual_seed(5)
+        np.full(1 << 22, 0xAB, np.uint8)  # memory that is not all zeros
+        run(saving(tmp_path / name, policy), batches(2, STEPS))
+        path = latest(tmp_path / name)
+        assert path is not None
+        paths.append(path)
+        told.append(json.loads((path / MANIFEST).read_text()))
+    for fields in told:
+        assert fields.pop("run_id")
+        assert fields.pop("saved_s")
+        assert fields.pop("checksum")
+    assert told[0] == told[1]
+    names = [name for name, *_ in told[0]["files"]]
+    ranks = [f"{role}{i}.safetensors" for role in ("shard", "worker") for i in range(2)]
+    assert names == ["brain.safetensors", "dense.safetensors", *ranks]
+    for name in names:
+        assert (paths[0] / name).read_bytes() == (paths[1] / name).read_bytes(), name
+
+
+def test_an_exported_file_is_checked_when_it_is_read(folder: Path, capsys: Capture) -> None:
+    path, tables = folder / "step-00000020", folder / "tables.safetensors"
+    export_tables(path, tables)
+    settings = settings_of("esd(1)", 2)
+    settings["tables"] = tables
+    run(settings, batches(2, 3))
+    assert not capsys.readouterr().err
+    save_file(load_file(tables), folder / "others.safetensors")
+    flip(tables, -1)
+    with pytest.raises(ValueError, match=r"tables.safetensors is damaged: bytes .*; put a"):
+        run(settings, batches(2, 3))
+    settings["tables"] = folder / "others.safetensors"
+    capsys.readouterr()
+    run(settings, batches(2, 3))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "others.safetensors carries no checksums" in line
+
+
+def test_plain_safetensors_reads_our_files_and_we_read_its(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 64)
+    path, plain = tmp_path / "ours.safetensors", tmp_path / "plain.safetensors"
+    arrays: dict[str, Array] = {"é": np.arange(70, dtype=np.float32).reshape(7, 10)}
+    arrays["none"] = np.zeros((0, 3), np.int8)
+    write_tensors(path, [as_tensor(name, array) for name, array in arrays.items()], {"a": "b"})
+    save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, plain)
+    read = load_file(path)
+    for name, array in arrays.items():
+        assert np.array_equal(read[name].numpy(), array)
+        for each in (path, plain):
+            rows = TensorFile(each, needs_sums=False).rows(name)
+            assert np.array_equal(rows, array)
+            assert rows.dtype == array.dtype
+    with pytest.raises(ValueError, match="it has no checksums"):
+        TensorFile(plain)
+
+
+def test_a_block_is_read_once_by_those_who_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 100)
+    array, counted = np.arange(300, dtype=np.int64).reshape(100, 3), list[int]()
+    write_tensors(tmp_path / "x", [as_tensor("x", array)], {})
+    tensors, read_block = TensorFile(tmp_path / "x"), TensorFile._read_block
+
+    def counting(self: TensorFile, block: int, out: memoryview) -> None:
+        counted.append(block)
+        read_block(self, block, out)
+
+    monkeypatch.setattr(TensorFile, "_read_block", counting)
+    rows = [tensors.rows("x", at, at + 7) for at in range(0, 100, 7)]
+    assert np.array_equal(np.concatenate(rows), array)
+    assert counted == list(range(24))
