@@ -244,12 +244,11 @@ def test_a_secret_file_that_others_can_read_is_refused(
 
 
 def test_ranks_of_one_machine_share_a_secret_that_only_their_user_can_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:
     monkeypatch.delenv("EMBROUTE_SECRET")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     first = job_store.job_secret()
     assert first == job_store.job_secret()
-    path = tmp_path / f"embroute-{os.getuid()}" / "secret"
+    path = runtime / f"embroute-{os.getuid()}" / "secret"
     assert path.stat().st_mode & 0o777 == 0o600

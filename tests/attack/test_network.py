@@ -10,10 +10,9 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -79,14 +78,6 @@ class Stranger:
             thread.join(20)
         for sock in self._open:
             sock.close()
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place of its own for the private folders of a test's jobs."""
-    with TemporaryDirectory() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield Path(folder)
 
 
 def test_nothing_listens_beyond_this_machine_and_garbage_changes_no_bit(
