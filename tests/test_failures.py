@@ -159,8 +159,6 @@ def test_sigterm_and_ctrl_c_save_and_resume_goes_on(
     wait_for_checkpoint(run, tmp_path)
     send(run, number)
     code, output = finish(run, 90)
-    if code == 0:
-        pytest.skip("the run ended before the signal arrived")
     assert code == 128 + number, output
     saved = latest(tmp_path / "checkpoints")
     assert saved is not None
@@ -168,10 +166,7 @@ def test_sigterm_and_ctrl_c_save_and_resume_goes_on(
     assert "Traceback" not in output
     code, output = finish(start(tmp_path, "--resume"))
     assert code == 0, output
-    # A checkpoint more is a drain more: equal up to the order of sums.
-    own, its = tables(tmp_path), tables(whole)
-    for name, array in own.items():
-        np.testing.assert_allclose(array, its[name], rtol=1e-9, atol=1e-11, err_msg=name)
+    assert_same(tmp_path, whole)
 
 
 @pytest.mark.slow

@@ -122,6 +122,45 @@ def test_resuming_changes_nothing_of_what_is_learnt(settings: Settings, tmp_path
     assert resumed["worker0"].samples == whole["worker0"].samples[-count:]
 
 
+STOPPED = {
+    policy: saving(policy, 3, Path())
+    for policy in (
+        "vanilla",
+        "herald",
+        "esd(1)",
+        "bagpipe(3)",
+        "embroute(effort=200)",
+        "in-place",
+        "fae(hot=0.5, buffer=8)",
+        "scars(hot=0.3)",
+    )
+}
+STOPPED["free quotas"] = free_settings("embroute(effort=auto, ahead=3)", 3, 2)
+STOPPED["rows all-reduced"] = crowded_settings("embroute(effort=200, quotas=equal)", 3, 2)
+STOPPED["in parts"] = slow_settings("embroute(effort=200)", 3, 2)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_run_that_was_stopped_at_any_step_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """The drain of an end that no schedule asked for leaves no trace in what follows."""
+    workers, shards = topology = (3, 2)
+    stream, settings = batches(workers, STEPS), STOPPED[name].copy()
+    settings.update({"checkpoint": tmp_path / "cut", "checkpoint_every": 25, "resume": True})
+    whole = run(settings | {"checkpoint": tmp_path / "whole"}, topology, stream)
+    steps = 0
+    for stop_after in (9, 21, 0):  # each counts from where the run goes on
+
+        def part(seat: Seat, stop_after: int = stop_after) -> Result:
+            return train(seat, stream, "adagrad", settings, stop_after=stop_after)
+
+        results = run_local(workers, shards, part)
+        losses = results["worker0"].losses
+        assert losses == whole["worker0"].losses[steps : steps + len(losses)]
+        steps += len(losses)
+    assert steps == STEPS
+    same(gathered(results, workers, shards), gathered(whole, workers, shards))
+
+
 @pytest.mark.parametrize("topology", [(1, 1), (2, 3)])
 def test_another_topology_continues_exactly(topology: tuple[int, int], tmp_path: Path) -> None:
     stream = batches(3, STEPS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -23,7 +23,7 @@ from embroute.runtime.inbox import DRAIN, HELLO, LOOK, LOOKED, REFILL, SAVE, STE
 from embroute.runtime.meter import Meter
 from embroute.runtime.notes import EPOCH_ENDS, LAST_LOOK, LOOKS_AFTER, About, look_notes, step_notes
 from embroute.runtime.places import Places
-from embroute.runtime.saving import refills
+from embroute.runtime.saving import Saver, refills
 from embroute.runtime.script import drain_script
 from embroute.runtime.seat import Seat
 from embroute.runtime.shadow import Shadow
@@ -53,7 +53,7 @@ class Coordinator:
     schedule: Schedule
     held_out: Iterable[object] | None = None
     shadow: Shadow | None = None  # of another policy; with it figures are sent to who watches
-    save: Callable[[int], None] | None = None  # make what ranks are told to write one whole
+    saver: Saver | None = None
     samples_trained: int = 0  # in all, those before a resume included
     stop: threading.Event = field(default_factory=threading.Event)  # asks for an early end
     meter: Meter = field(default_factory=Meter)
@@ -84,14 +84,26 @@ class Coordinator:
             if self._ends_after(step.plan.step + 1):
                 break
         self.meter.seconds["run"] += time.perf_counter() - began
-        self._drain()
-        if self._saved != self.state.step:
-            self._save()
+        self._end()
         if self._looked != self.state.step and not self.stop.is_set():
             self._look(LAST_LOOK)
         farewell: list[list[Array]] = [[] for _ in self.seat.peers]
         farewell[self.seat.num_shards] = [self._drained]  # the first worker's
         self._tell(STOP, farewell)
+
+    def _end(self) -> None:
+        """The last drain and checkpoint.
+
+        A run that goes on later must find the plans as they would be without this drain, which no
+        schedule asked for. A copy that is home and still counts as dirty is right with an exact
+        policy: whatever is pushed later is at least as new.
+        """
+        unscheduled = self._saved != self.state.step
+        if unscheduled and self.saver is not None and self.policy.exact:
+            self.saver.keep_plans(self.state, self.samples_trained)
+        self._drain()
+        if unscheduled:
+            self._save()
 
     def greet(self, shape: str) -> None:
         """Tell the ranks what batches look like."""
@@ -162,13 +174,13 @@ class Coordinator:
 
     def _save(self) -> None:
         """A checkpoint: every rank writes its part, then it is made one."""
-        if self.save is None:
+        if self.saver is None:
             return
         self._saved = self.state.step
         about = np.array([self.state.step], np.int64)
         self._tell(SAVE, [[about] for _ in self.seat.peers])
         began = time.perf_counter()
-        self.save(self.samples_trained)
+        self.saver.finish(self.state, self.samples_trained)
         self.meter.seconds["save"] += time.perf_counter() - began
 
     def refill(self) -> None:

@@ -113,9 +113,14 @@ class Heartbeat:
     def _watch(self) -> None:
         """End the process if the store does not answer: this rank is cut off, or the store is.
 
-        Nobody else watches the ranks of a launcher that is dead.
+        Nobody else watches the ranks of a launcher that is dead. Time in which this thread itself
+        could not run, on a suspended or crowded machine, is nobody's silence.
         """
+        looked = time.monotonic()
         while not self._gone.wait(self.interval_s):
+            now = time.monotonic()
+            self._answered += max(0.0, now - looked - 2 * self.interval_s)
+            looked = now
             if self._launcher not in (None, str(os.getppid())):
                 self._end("lost the launcher")
             if time.monotonic() - self._answered > self.patience_s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -23,7 +23,6 @@ from embroute.policy.plans import start
 from embroute.policy.setup import Setup
 from embroute.policy.state import State
 from embroute.runtime.brain import (
-    Position,
     first_random_state,
     from_seed,
     samples_before,
@@ -56,7 +55,7 @@ from embroute.runtime.meter import Meter
 from embroute.runtime.prepared import Loader, Prepared, own_up
 from embroute.runtime.resuming import agree
 from embroute.runtime.run import Courier, Run
-from embroute.runtime.saving import WorkerPart, answer, finish, load_state, same_caches
+from embroute.runtime.saving import Saver, WorkerPart, answer, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
 from embroute.runtime.settings import Settings, cache_size, check_settings
@@ -178,7 +177,7 @@ def _coordinate(
         schedule,
         job.settings.get("held_out"),
         _shadow(job, setup),
-        _saver(job, state, random, lock),
+        _saver(job, random, lock),
         0 if resume is None else samples_before(resume.path),
         job.settings.get("stop") or threading.Event(),
     )
@@ -198,21 +197,12 @@ def _shadow(job: Job, setup: Setup) -> Shadow | None:
     return Shadow(job.settings["compare_with"], setup)
 
 
-def _saver(
-    job: Job, state: State, random: torch.Tensor, lock: FolderLock | None
-) -> Callable[[int], None] | None:
+def _saver(job: Job, random: torch.Tensor, lock: FolderLock | None) -> Saver | None:
     """How the coordinator completes a checkpoint, as long as the folder is its own."""
-    saving = job.saving
-    if saving is None or lock is None:
+    if job.saving is None or lock is None:
         return None
     numbers: Json = [int(byte) for byte in random]
-
-    def save(samples: int) -> None:
-        lock.check()
-        position: Position = {"batches": state.step, "samples": samples, "random": numbers}
-        finish(saving, job.seat, job.policy.name, job.identity, state, position)
-
-    return save
+    return Saver(job.saving, job.seat, job.policy.name, job.identity, numbers, lock)
 
 
 def _check_readable(job: Job, once: bool) -> None:

@@ -27,6 +27,7 @@ from embroute.runtime.checkpoint import (
 from embroute.runtime.checkpoint_files import partial
 from embroute.runtime.exchange import Channel
 from embroute.runtime.inbox import COORDINATOR
+from embroute.runtime.locks import FolderLock
 from embroute.runtime.manifest import BRAIN, Identity, Manifest, commit, read_manifest
 from embroute.runtime.places import Places
 from embroute.runtime.script import Script, pull_script
@@ -68,15 +69,40 @@ def answers(channel: Channel, peers: Sequence[str]) -> list[Json]:
     return [item for text in texts for item in json.loads(text.tobytes())]
 
 
-def finish(
-    saving: Saving, seat: Seat, policy: str, identity: Identity, state: State, position: Position
-) -> Path:
-    """The coordinator's part: its own file, then the manifest that makes the checkpoint whole."""
-    own = save_brain(saving.part(state.step), state, position)
-    others = (FileInfo(*info) for info in answers(seat.answers, seat.peers))  # type: ignore[misc]
-    shape = (seat.num_workers, seat.num_shards)
-    manifest = Manifest(state.step, policy, *shape, identity, (own, *others), saving.run_id)
-    return commit(saving.folder, manifest, saving.keep)
+@dataclass
+class Saver:
+    """The coordinator's part of a checkpoint: its own file, then the manifest of the whole."""
+
+    saving: Saving
+    seat: Seat
+    policy: str
+    identity: Identity
+    random: Json  # state of the generator with which the loader began
+    lock: FolderLock
+
+    def __post_init__(self) -> None:
+        self._plans: FileInfo | None = None
+
+    def keep_plans(self, state: State, samples: int) -> None:
+        """Write the planner's state as it is now, and where in the data the job is."""
+        self.lock.check()
+        position: Position = {"batches": state.step, "samples": samples, "random": self.random}
+        self._plans = save_brain(self.saving.part(state.step), state, position)
+
+    def finish(self, state: State, samples: int) -> Path:
+        """Make the files of all ranks one checkpoint; `keep_plans` may have come before."""
+        if self._plans is None:
+            self.keep_plans(state, samples)
+        assert self._plans is not None
+        files = [self._plans]
+        for info in answers(self.seat.answers, self.seat.peers):
+            files.append(FileInfo(*info))  # type: ignore[misc]
+        shape = (self.seat.num_workers, self.seat.num_shards)
+        run_id, keep = self.saving.run_id, self.saving.keep
+        manifest = Manifest(state.step, self.policy, *shape, self.identity, tuple(files), run_id)
+        self.lock.check()
+        self._plans = None
+        return commit(self.saving.folder, manifest, keep)
 
 
 @dataclass(frozen=True)
