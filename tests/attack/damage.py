@@ -276,6 +276,7 @@ _FILES = {
     "a link to itself": Damage(replaced(file("dense"), lambda path: path.symlink_to(path))),
     "a pipe": Damage(replaced(file("brain"), os.mkfifo)),
     "a folder": Damage(replaced(file("shard1"), os.mkdir)),
+    "the folder renamed": Damage(lambda folder: folder.rename(folder.with_name("step-00000025"))),
     "a shard forgotten": Damage(forget("shard1", num_shards=1)),
     "a worker forgotten": Damage(forget("worker1", num_workers=1)),
 }
@@ -373,5 +374,4 @@ _HEADERS = {
     "a number of shards that is none": Damage(retell("shard0", "shards", "two")),
 }
 
-OF_MANIFEST: Mapping[str, Damage] = _MANIFEST
 DAMAGES: Mapping[str, Damage] = {**_flips(), **_FILES, **_MANIFEST, **_HEADERS}
