@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import yaml
+
+from embroute.config import LIMITS, Limit, parse_int, shown
 
 GIGABIT = 1e9 / 8  # bytes per second
 
@@ -146,42 +147,66 @@ PRESETS: Mapping[str, Callable[[int], Cluster]] = {
 
 def open_cluster(text: str) -> Cluster:
     """A preset such as `edge-8` (any number of workers), or a YAML file (docs/cluster.md)."""
-    match = re.fullmatch(r"([a-z]+)-(\d+)", text)
+    match = re.fullmatch(r"([a-z]+)-([0-9]+)", text)
     if match and match.group(1) in PRESETS:
-        count = int(match.group(2))
-        if not 1 <= count <= 1024:
-            raise ValueError(f"--network {text}: between 1 and 1024 workers, got {count}")
-        return PRESETS[match.group(1)](count)
-    path = Path(text)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        return read_cluster(path)
+        most = int(LIMITS["workers"].most)
+        return PRESETS[match.group(1)](
+            parse_int(f"--network {shown(text)}: workers", match.group(2), 1, most)
+        )
+    if text.endswith((".yaml", ".yml")) and is_file(text):
+        return read_cluster(Path(text))
     names = ", ".join(f"{name}-N" for name in PRESETS)
-    raise ValueError(f"--network {text!r}: neither a preset ({names}) nor a YAML file that exists")
+    raise ValueError(
+        f"--network {shown(text)}: neither a preset ({names}) nor a YAML file that exists"
+    )
+
+
+def is_file(text: str) -> bool:
+    """Whether a path is that of a file; one that no file system can have is not."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 _RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_RATE = Limit(1e-3, 1e15, whole=False)  # bytes per second
+_LATENCY = Limit(0, 3600, whole=False)  # seconds
+_SLOWNESS = Limit(1e-6, 10**6, whole=False)
+_LARGEST_YAML = 10**6  # characters
+_MOST_KEYS = 10**4  # of one mapping
 
 
 def _quantity(where: str, value: object, units: Mapping[str, float]) -> float:
-    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)(/s)?\s*", str(value))
+    pattern = r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]+)(/s)?\s*"
+    match = re.fullmatch(pattern, value) if isinstance(value, str) else None
     if not match or match.group(2).lower() not in units:
         raise ValueError(
-            f"{where}: expected a number with one of {', '.join(units)}, got {value!r}"
+            f"{where}: expected a number with one of {', '.join(units)}, got {shown(value)}"
         )
     return float(match.group(1)) * units[match.group(2).lower()]
 
 
+def _in_range(where: str, given: object, value: float, limit: Limit, unit: str) -> None:
+    """Refuse a link that no network has: simulated times would be endless or nothing."""
+    if not limit.least <= value <= limit.most:
+        span = f"between {limit.least:g} and {limit.most:g} {unit}"
+        raise ValueError(f"{where} must be {span}, got {shown(given)}")
+
+
 def _mapping(where: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected a mapping, got {value!r}")
+        raise ValueError(f"{where}: expected a mapping, got {shown(value)}")
     return {str(key): item for key, item in value.items()}
 
 
 def _known(where: str, given: Mapping[str, object], names: set[str]) -> None:
     unknown = sorted(set(given) - names)
     if unknown:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r} (known: {', '.join(sorted(names))})")
+        raise ValueError(
+            f"{where}: unknown key {shown(unknown[0])} (known: {', '.join(sorted(names))})"
+        )
 
 
 def _read_host(path: Path, name: str, value: object) -> Host:
@@ -194,9 +219,9 @@ def _read_host(path: Path, name: str, value: object) -> Host:
         if side not in given and link is None:
             raise ValueError(f"{where}: needs 'link' or both 'up' and 'down'")
         rates.append(_quantity(f"{where}: {side}", given.get(side, link), _RATES))
-        if rates[-1] <= 0:
-            raise ValueError(f"{where}: {side}: a link needs a rate above 0")
+        _in_range(f"{where}: {side}", given.get(side, link), rates[-1], _RATE, "bytes a second")
     latency = _quantity(f"{where}: latency", given.get("latency", "0s"), _TIMES)
+    _in_range(f"{where}: latency", given.get("latency"), latency, _LATENCY, "seconds")
     return Host(name, rates[0], rates[1], latency)
 
 
@@ -204,7 +229,7 @@ def _host_index(where: str, hosts: Sequence[Host], name: object) -> int:
     for index, host in enumerate(hosts):
         if host.name == str(name):
             return index
-    raise ValueError(f"{where}: no host {name!r} (hosts: {', '.join(h.name for h in hosts)})")
+    raise ValueError(f"{where}: no host {shown(name)} (hosts: {', '.join(h.name for h in hosts)})")
 
 
 def _read_worker(where: str, hosts: Sequence[Host], value: object) -> Worker:
@@ -213,16 +238,15 @@ def _read_worker(where: str, hosts: Sequence[Host], value: object) -> Worker:
     given = _mapping(where, value)
     _known(where, given, {"host", "slowness"})
     slowness = given.get("slowness", 1.0)
-    if isinstance(slowness, bool) or not isinstance(slowness, int | float):
-        raise ValueError(f"{where}: slowness must be a number, got {slowness!r}")
-    if not 0 < slowness < math.inf:
-        raise ValueError(f"{where}: slowness must be a number above 0, got {slowness!r}")
-    return Worker(_host_index(where, hosts, given.get("host")), float(slowness))
+    _SLOWNESS.check(f"{where}: slowness", slowness)
+    return Worker(_host_index(where, hosts, given.get("host")), float(str(slowness)))
 
 
 def _sequence(where: str, value: object) -> list[object]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{where}: expected a list that is not empty, got {value!r}")
+    most = int(LIMITS["workers"].most)
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        got = f"{len(value)} entries" if isinstance(value, list) and value else shown(value)
+        raise ValueError(f"{where}: expected a list of 1 to {most} entries, got {got}")
     return value
 
 
@@ -230,24 +254,56 @@ class _Loader(yaml.SafeLoader):
     """YAML in which a key given twice is an error; PyYAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
-                mark = node.value[i][0].start_mark
-                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=mark)
+        keys = set[str]()
+        for entry, _ in node.value:
+            key = entry.value if isinstance(entry, yaml.ScalarNode) else ""
+            if key and key in keys:
+                problem = f"{shown(key)} is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=entry.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError, OverflowError):  # a date of month 99, say
+            kind = str(node.tag).rpartition(":")[2]
+            problem = f"{shown(node.value)} is no {kind}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_KEYS:  # merged mappings of merged mappings grow tenfold each
+            problem = f"more than {_MOST_KEYS} keys"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def load_yaml(path: Path) -> object:
     """What a YAML file holds; its faults are told in one line, with the line of the file."""
     try:
         # _Loader is a SafeLoader: it makes nothing but plain values.
-        return yaml.load(path.read_text("utf-8"), _Loader)
+        return yaml.load(_text(path), _Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{path}{line}: not YAML: {error.problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not YAML: nested too deep") from None
+
+
+def _text(path: Path) -> str:
+    """A file's text; one without end, such as /dev/zero, is not read to the end."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_YAML + 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(text) > _LARGEST_YAML:
+        raise ValueError(f"{path}: not YAML: longer than {_LARGEST_YAML} characters")
+    return text
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -3,8 +3,81 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from pathlib import Path
+
+LARGEST_COUNT = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
+LARGEST_WIDTH = 2**16  # of a row or a layer
+DEEPEST = 20  # parentheses within parentheses
+LARGEST_MESSAGE = 1000  # characters of an error that a user is shown
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict = 3, 6, 6, 6
+_REPR.maxstring, _REPR.maxlong, _REPR.maxother = 80, 40, 80
+
+
+def shown(value: object) -> str:
+    """A value as errors quote it: one line, cut where it is long or deep."""
+    try:
+        return one_line(_REPR.repr(value))
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return f"a huge {type(value).__name__}"
+
+
+def one_line(text: str) -> str:
+    """A message in one line: control characters escaped, the middle of a long one left out."""
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    half = LARGEST_MESSAGE // 2
+    return line if len(line) <= LARGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a number may be: its range, and whether it is a whole one."""
+
+    least: float
+    most: float = LARGEST_COUNT
+    whole: bool = True
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse another type and another range; `name` is what the error calls the value."""
+        kind = Integral if self.whole else Real
+        what = "a whole number" if self.whole else "a number"
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or not value >= self.least:  # type: ignore[operator]
+            raise ValueError(f"{name} must be {what} of at least {self.least}, got {shown(value)}")
+        if value > self.most:  # type: ignore[operator]
+            raise ValueError(f"{name} must be {what} of at most {self.most}, got {shown(value)}")
+
+
+# Of options, keys of a run file and settings of `prepare`, wherever they have the same name.
+LIMITS: Mapping[str, Limit] = {
+    "batch": Limit(1, 10**7),
+    "checkpoint_every": Limit(0),
+    "clip": Limit(0, 1e30, whole=False),
+    "compute_ms_per_sample": Limit(0, 10**9, whole=False),
+    "decay": Limit(0, 1e30, whole=False),
+    "epochs": Limit(1),
+    "evaluate_every": Limit(0),
+    "hash_rows": Limit(1),
+    "keep": Limit(1),
+    "limit": Limit(1, 10**15),
+    "max_steps": Limit(0),
+    "min_rows": Limit(1),
+    "peer_timeout": Limit(1, 10**6, whole=False),
+    "positive_rating": Limit(-1e30, 1e30, whole=False),
+    "samples": Limit(1, 10**15),
+    "seed": Limit(0, LARGEST_SEED),
+    "shards": Limit(1, 1024),
+    "steps": Limit(0),
+    "warmup": Limit(0),
+    "warmup_steps": Limit(0),
+    "workers": Limit(1, 1024),
+}
 
 
 @dataclass(frozen=True)
@@ -30,13 +103,15 @@ def split_outside(text: str, separators: str) -> list[str]:
         depth += (char == "(") - (char == ")")
         if depth < 0:
             break
+        if depth > DEEPEST:
+            raise ValueError(f"parentheses deeper than {DEEPEST} in {shown(text)}")
         if depth == 0 and char in separators:
             parts.append(current.strip())
             current = ""
         else:
             current += char
     if depth != 0:
-        raise ValueError(f"unbalanced parentheses in {text!r}")
+        raise ValueError(f"unbalanced parentheses in {shown(text)}")
     parts.append(current.strip())
     return parts
 
@@ -46,21 +121,23 @@ def parse_call(text: str) -> Call:
     text = text.strip()
     match = _NAME.match(text)
     if not match:
-        raise ValueError(f"expected a name like 'esd(1)', got {text!r}")
+        raise ValueError(f"expected a name like 'esd(1)', got {shown(text)}")
     name, rest = match.group(), text[match.end() :].strip()
     if not rest:
         return Call(name)
     if not (rest.startswith("(") and rest.endswith(")")):
-        raise ValueError(f"expected 'name(argument, key=value)', got {text!r}")
+        raise ValueError(f"expected 'name(argument, key=value)', got {shown(text)}")
     args, options = [], {}
     for part in split_outside(rest[1:-1], ","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if equals and "(" not in key:
             if key in options:
-                raise ValueError(f"in {text!r}: option {key!r} is given twice")
+                raise ValueError(f"in {shown(text)}: option {shown(key)} is given twice")
             options[key] = value
         elif part and options:
-            raise ValueError(f"in {text!r}: argument {part!r} follows a key=value argument")
+            raise ValueError(
+                f"in {shown(text)}: argument {shown(part)} follows a key=value argument"
+            )
         elif part:
             args.append(part)
     return Call(name, tuple(args), options)
@@ -74,7 +151,7 @@ def bind(call: Call, names: tuple[str, ...]) -> dict[str, str]:
     for key, value in call.options.items():
         if key not in names:
             known = ", ".join(names) or "none"
-            raise ValueError(f"{call.name} has no option {key!r} (options: {known})")
+            raise ValueError(f"{call.name} has no option {shown(key)} (options: {known})")
         if key in bound:
             raise ValueError(f"{call.name}: option {key!r} is given twice in {str(call)!r}")
         bound[key] = value
@@ -86,18 +163,41 @@ def parse_number(name: str, text: str, low: float, high: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"{name} must be a number, got {text!r}") from None
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low:g} and {high:g}, got {text}")
+        raise ValueError(f"{name} must be a number, got {shown(text)}") from None
+    _check_range(name, text, value, (low, high))
     return value
 
 
-def parse_int(name: str, text: str, low: int, high: int = 2**31 - 1) -> int:
+def parse_int(name: str, text: str, low: int, high: int = LARGEST_COUNT) -> int:
     """A whole number within [low, high]; `name` is what the error calls it."""
+    if re.fullmatch(r"\s*[+-]?[0-9]{1,100}\s*", text):
+        number = int(text)  # a float would round the larger ones
+        _check_range(name, text, number, (low, high))
+        return number
     value = parse_number(name, text, low, high)
     if value != int(value):
-        raise ValueError(f"{name} must be a whole number, got {text}")
+        raise ValueError(f"{name} must be a whole number, got {one_line(text)}")
     return int(value)
+
+
+def _check_range(name: str, text: str, value: float, span: tuple[float, float]) -> None:
+    """Refuse what lies outside, and nan."""
+    if not span[0] <= value <= span[1]:
+        low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in span)
+        raise ValueError(f"{name} must be between {low} and {high}, got {one_line(text)}")
+
+
+def parse_quotas(text: str) -> tuple[float, ...]:
+    """Relative shares of the workers, such as `2,2,1,1`; none of an empty text."""
+    parts = text.split(",") if text else []
+    return tuple(parse_number("--quotas", part, 0, 1e9) for part in parts)
+
+
+def parse_path(name: str, text: str) -> Path:
+    """A path that a file system can have, whether it is there or not."""
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"{name} must be a path, got {shown(text)}")
+    return Path(text)
 
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -120,7 +220,7 @@ def parse_size(name: str, text: str) -> Size:
     """Read `0.1` or `10%` (share), `5000` or `5000rows` (rows), `256MB` (bytes)."""
     match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%|rows|[KMG]i?B|B)?\s*", text)
     if not match:
-        raise ValueError(f"{name} must look like 0.1, 10%, 5000rows or 256MB, got {text!r}")
+        raise ValueError(f"{name} must look like 0.1, 10%, 5000rows or 256MB, got {shown(text)}")
     amount = parse_number(name, match.group(1), 0, 1e15)
     unit = match.group(2)
     if unit == "%" or (unit is None and amount <= 1):
