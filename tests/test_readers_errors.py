@@ -248,21 +248,24 @@ def test_unknown_format_says_what_was_seen_and_what_to_give(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (DataOptions(format="xml"), "--format must be one of criteo, avazu, movielens, table"),
-        (DataOptions(ids="word"), "--ids must be one of vocab, hash, got 'word'"),
-        (DataOptions(missing="drop"), "--missing must be one of id, padding"),
-        (DataOptions(ids="hash"), "--ids hash and --hash-rows N are given together"),
-        (DataOptions(hash_rows=5), "--ids hash and --hash-rows N are given together"),
-        (DataOptions(ids="hash", hash_rows=0), "--hash-rows must be between 1 and"),
-        (DataOptions(limit=0), "--limit must be at least 1, got 0"),
-        (DataOptions(bag_separator=""), "--bag-separator must not be empty"),
-        (DataOptions(format="criteo", label="y"), "criteo files have fixed columns"),
-        (DataOptions(format="criteo"), "line 1: 1 columns instead of 40"),
+        ({"format": "xml"}, "--format must be one of criteo, avazu, movielens, table"),
+        ({"ids": "word"}, "--ids must be one of vocab, hash, got 'word'"),
+        ({"missing": "drop"}, "--missing must be one of id, padding"),
+        ({"ids": "hash"}, "--ids hash and --hash-rows N are given together"),
+        ({"hash_rows": 5}, "--ids hash and --hash-rows N are given together"),
+        ({"ids": "hash", "hash_rows": 0}, "--hash-rows must be a whole number of at least 1"),
+        ({"limit": 0}, "--limit must be a whole number of at least 1, got 0"),
+        ({"bag_separator": ""}, "--bag-separator must be a text that is not empty, got ''"),
+        ({"format": "criteo", "label": "y"}, "criteo files have fixed columns"),
+        ({"format": "criteo"}, "line 1: 1 columns instead of 40"),
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: DataOptions, message: str) -> None:
+def test_options_that_make_no_sense(
+    tmp_path: Path, options: Mapping[str, object], message: str
+) -> None:
+    path = table_file(tmp_path, HEADER + "1,u,2\n")
     with pytest.raises(ValueError, match=message):
-        open_source(table_file(tmp_path, HEADER + "1,u,2\n"), options)
+        open_source(path, DataOptions(**options))  # type: ignore[arg-type]
 
 
 def test_built_in_data_takes_no_file_options() -> None:

@@ -18,7 +18,10 @@ _NAMES = tuple(DataOptions.__dataclass_fields__)
 
 def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
     """A comma-separated list of columns."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",")) if text is not None else ()
+    if not all(names):
+        raise click.BadParameter(f"{text!r} has an empty name; give columns such as a,b")
+    return names
 
 
 _OPTIONS = (

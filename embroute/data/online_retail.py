@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from embroute.config import Call, bind, parse_int
+from embroute.config import LARGEST_SEED, Call, bind, parse_int
 from embroute.data.batch import Batch, one_hot
 from embroute.data.schema import Field, Schema, Table
 
@@ -126,5 +126,5 @@ def open_retail(call: Call) -> RetailSource:
     options = bind(call, ("negatives", "seed"))
     return RetailSource(
         parse_int("negatives", options.get("negatives", "0"), 0, 1000),
-        parse_int("seed", options.get("seed", "0"), 0),
+        parse_int("seed", options.get("seed", "0"), 0, LARGEST_SEED),
     )

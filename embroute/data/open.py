@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from embroute.config import parse_call
+from embroute.config import LIMITS, parse_call, shown
 from embroute.data.batch import Batch, Source
 from embroute.data.online_retail import open_retail
 from embroute.data.readers.avazu import avazu
@@ -42,6 +43,15 @@ class DataOptions:
     skip_bad_rows: bool = False
     limit: int | None = None
 
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            _check(entry.name, getattr(self, entry.name))
+        if (self.ids == "hash") != (self.hash_rows is not None):
+            given = f"--ids {self.ids} and --hash-rows {self.hash_rows}"
+            raise ValueError(
+                f"--ids hash and --hash-rows N are given together or not at all, got {given}"
+            )
+
     def changed(self) -> dict[str, object]:
         """What differs from the defaults, by name, as a run file keeps it."""
         given = {entry.name: (getattr(self, entry.name), entry.default) for entry in fields(self)}
@@ -71,17 +81,29 @@ def open_source(
 
 def check_data(option: str, text: str, options: DataOptions) -> None:
     """Refuse what `open_source` refuses before it reads samples; names the option."""
-    try:
+    with naming(option, text):
         _look_up(text, options)
+
+
+@contextmanager
+def naming(option: str, text: str) -> Iterator[None]:
+    """Let errors about data name the option that asked for it, and the data."""
+    try:
+        yield
     except ValueError as error:
-        about = f"{option} " if str(error).startswith(text) else ""
-        raise ValueError(f"{about}{error}") from None
+        fault = str(error)
+        if text.strip() and fault.startswith(text):
+            fault = f"{option} {fault}"
+        elif text.partition("(")[0].strip() in built_in_names() and not fault.startswith("--"):
+            fault = f"{option} {text}: {fault}"
+        raise ValueError(fault) from None
 
 
 def _look_up(text: str, options: DataOptions) -> Source | Reading:
     """Built-in data, or files and what their columns are."""
-    _check(options)
     name = text.partition("(")[0].strip()
+    if not name:
+        raise ValueError(f"--data must be a name or a path, got {shown(text)}")
     if name in built_in_names():
         return _open_built_in(text, options)
     try:
@@ -92,25 +114,38 @@ def _look_up(text: str, options: DataOptions) -> Source | Reading:
     return _reading(files, options)
 
 
-def _check(options: DataOptions) -> None:
-    """Refuse values that no option takes."""
-    choices = (
-        ("--format", options.format, (None, *FORMATS)),
-        ("--ids", options.ids, ("vocab", "hash")),
-        ("--missing", options.missing, ("id", "padding")),
-    )
-    for option, value, allowed in choices:
-        if value not in allowed:
-            known = ", ".join(choice for choice in allowed if choice)
-            raise ValueError(f"{option} must be one of {known}, got {value!r}")
-    if options.limit is not None and options.limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {options.limit}")
-    if (options.ids == "hash") != (options.hash_rows is not None):
-        raise ValueError("--ids hash and --hash-rows N are given together or not at all")
-    if options.hash_rows is not None and not 1 <= options.hash_rows < 2**31:
-        raise ValueError(f"--hash-rows must be between 1 and 2147483647, got {options.hash_rows}")
-    if not options.bag_separator:
-        raise ValueError("--bag-separator must not be empty")
+_CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "format": (None, *FORMATS),
+    "ids": ("vocab", "hash"),
+    "missing": ("id", "padding"),
+}
+_LISTS = ("categorical", "dense", "bag")
+_TEXTS = ("label", "time", "bag_separator")
+
+
+def _check(name: str, value: object) -> None:
+    """Refuse a value that a data option does not take."""
+    option, missing = option_name(name), value is None and name != "bag_separator"
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            known = ", ".join(choice for choice in _CHOICES[name] if choice)
+            raise ValueError(f"{option} must be one of {known}, got {shown(value)}")
+    elif name in _LISTS:
+        if not isinstance(value, tuple) or not all(isinstance(v, str) and v for v in value):
+            raise ValueError(f"{option} must be names of columns, got {shown(value)}")
+    elif name in _TEXTS:
+        if not missing and not (isinstance(value, str) and value):
+            raise ValueError(f"{option} must be a text that is not empty, got {shown(value)}")
+    elif name in LIMITS:
+        if not missing or name == "positive_rating":
+            LIMITS[name].check(option, value)
+    elif not isinstance(value, bool):
+        raise ValueError(f"{option} must be true or false, got {shown(value)}")
+
+
+def option_name(name: str) -> str:
+    """The command line's name of a key."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -143,8 +178,12 @@ class _FirstSamples:
 
 def _open_built_in(text: str, options: DataOptions) -> Source:
     """Built-in data; options that describe files are refused."""
-    if replace(options, limit=None) != DataOptions():
-        raise ValueError(f"{text} is built-in data: of the data options it takes only --limit")
+    others = replace(options, limit=None).changed()
+    if others:
+        given = ", ".join(option_name(name) for name in others)
+        raise ValueError(
+            f"{given}: {text} is built-in data: of the data options it takes only --limit"
+        )
     call = parse_call(text)
     source = open_retail(call) if call.name == RETAIL else open_preset(call)
     return source if options.limit is None else _FirstSamples(source, options.limit)

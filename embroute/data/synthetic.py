@@ -19,7 +19,7 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from embroute.config import Call, bind, parse_int, parse_number
+from embroute.config import LARGEST_SEED, Call, bind, parse_int, parse_number
 from embroute.data.batch import Batch, one_hot
 from embroute.data.planted import Planted, expected_auc, fitted
 from embroute.data.schema import Field, Schema, Table
@@ -190,7 +190,7 @@ def read_knobs(preset: Preset, options: Mapping[str, str]) -> Knobs:
         drift=real("drift", 0, 1e6),
         signal=real("signal", 0, 20),
         click_rate=real("click_rate", 1e-6, 1 - 1e-6),
-        seed=whole("seed", 0),
+        seed=whole("seed", 0, LARGEST_SEED),
     )
 
 

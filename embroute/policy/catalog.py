@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from embroute.config import (
+    LARGEST_SEED,
     Call,
     bind,
     parse_call,
     parse_int,
     parse_number,
     parse_size,
+    shown,
     split_outside,
 )
 from embroute.data.batch import Batch
@@ -121,8 +123,8 @@ EVICTS: Mapping[str, Entry] = {
 def _regroup(name: str, options: Options, rate: float) -> Regroup:
     """Hot and cold batches, the hot set by counts (fae) or by theory (scars)."""
     hot = parse_size(f"{name}: hot", options["hot"]) if "hot" in options else None
-    seed = parse_int(f"{name}: seed", options.get("seed", "0"), 0)
-    buffer = parse_int(f"{name}: buffer", options.get("buffer", "32"), 2)
+    seed = parse_int(f"{name}: seed", options.get("seed", "0"), 0, LARGEST_SEED)
+    buffer = parse_int(f"{name}: buffer", options.get("buffer", "32"), 2, 10**6)
     shuffle = options.get("shuffle", "no")
     if shuffle not in ("yes", "no"):
         raise ValueError(f"{name}: shuffle must be yes or no, got {shuffle!r}")
@@ -245,7 +247,7 @@ LOWER_BOUND = "lower-bound"  # compared with policies, and none itself
 
 def _make(kind: str, entries: Mapping[str, Entry], call: Call) -> object:
     if call.name not in entries:
-        raise ValueError(f"no {kind} {call.name!r} (there are {', '.join(entries)})")
+        raise ValueError(f"no {kind} {shown(call.name)} (there are {', '.join(entries)})")
     entry = entries[call.name]
     return entry.make(bind(call, entry.options))
 
@@ -257,7 +259,8 @@ def _from_parts(text: str, parts: list[str]) -> Policy:
         key, equals, value = part.partition("=")
         if not equals or key not in ("dispatch", "sync", "evict", "workers"):
             raise ValueError(
-                f"--policy {text!r}: expected dispatch=, sync=, evict= or workers=, got {part!r}"
+                f"--policy {text!r}: expected dispatch=, sync=, evict= or workers=, got "
+                f"{shown(part)}"
             )
         if key in given:
             raise ValueError(f"--policy {text!r}: {key} is given twice")
@@ -303,5 +306,5 @@ def policy_of(option: str, text: str) -> Policy:
     try:
         return make_policy(text)
     except ValueError as error:
-        fault = str(error).removeprefix(f"--policy {text!r}: ")
-        raise ValueError(f"{option} {text!r}: {fault}") from None
+        fault = str(error).removeprefix(f"--policy {text!r}: ").removeprefix("--policy: ")
+        raise ValueError(f"{option} {shown(text)}: {fault}") from None

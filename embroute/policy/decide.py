@@ -101,7 +101,7 @@ def _place(policy: Policy, scene: Scene) -> Placement:
     raise ValueError(
         f"--cache {setup.cache}: worker {worker} needs {needed} rows of width "
         f"{setup.arenas[arena]}{pinned} in step {rows.step}, its cache holds "
-        f"{caches.capacity_WA[worker, arena]}"
+        f"{caches.capacity_WA[worker, arena]}; use a larger cache or a smaller batch"
     )
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.cluster import Cluster
-from embroute.config import Size
+from embroute.config import LARGEST_WIDTH, Size, parse_int, shown
 from embroute.cost import record_bytes
 from embroute.data.schema import Schema
 from embroute.kernels.codes import SLOT_MASK, VALUE_STATE
 
 I64 = npt.NDArray[np.int64]
+LARGEST_SHARE = 1e9
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,25 @@ class Setup:
             raise ValueError(
                 f"--dim names {len(self.widths)} widths, the data has {len(tables)} tables"
             )
-        if min(self.widths, default=1) < 1:
-            raise ValueError(f"--dim must be at least 1, got {min(self.widths)}")
+        for width in self.widths:
+            if not 1 <= width <= LARGEST_WIDTH:
+                raise ValueError(f"--dim must be between 1 and {LARGEST_WIDTH}, got {shown(width)}")
+        if not self.cluster.workers or not self.cluster.shards:
+            raise ValueError(
+                f"the network has {self.cluster.num_workers} workers and "
+                f"{self.cluster.num_shards} shards, a job needs at least one of each"
+            )
         if self.schema.num_rows >= 2**31:
             raise ValueError(
-                f"at most {2**31 - 1} rows in all, the data has {self.schema.num_rows}"
+                f"at most {2**31 - 1} rows in all, the data has {self.schema.num_rows}; "
+                f"--hash-rows with fewer rows a field makes it smaller"
             )
         shares = self.shares
-        if shares and (
-            len(shares) != self.cluster.num_workers or min(shares) < 0 or not sum(shares)
-        ):
+        positive = all(0 <= share <= LARGEST_SHARE for share in shares)  # nan is not, either
+        if shares and (len(shares) != self.cluster.num_workers or not positive or not sum(shares)):
             raise ValueError(
-                f"--quotas needs {self.cluster.num_workers} numbers of at least 0, got {shares}"
+                f"--quotas needs {self.cluster.num_workers} numbers of at least 0, got "
+                f"{shown(shares)}"
             )
         if self.capacity_WA.sum(1).max() > SLOT_MASK - 1:
             raise ValueError(f"--cache {self.cache}: at most {SLOT_MASK - 1} slots per worker")
@@ -143,20 +151,20 @@ def divide(share_W: npt.ArrayLike, num_samples: int) -> I64:
 def dims(text: str, schema: Schema) -> int | tuple[int, ...]:
     """Read `64`, or `64,C1=16,C2=8` for tables with widths of their own."""
     default, *named = (part.strip() for part in text.split(","))
-    if not default.isdigit():
-        raise ValueError(f"--dim must look like 64 or 64,C1=16, got {text!r}")
+    if not default.isdecimal():
+        raise ValueError(f"--dim must look like 64 or 64,C1=16, got {shown(text)}")
+    usual = parse_int("--dim", default, 1, LARGEST_WIDTH)
     if not named:
-        return int(default)
-    widths: Mapping[str, int] = {table.name: int(default) for table in schema.tables}
+        return usual
+    widths: Mapping[str, int] = {table.name: usual for table in schema.tables}
     changed, seen = dict(widths), set[str]()
     for part in named:
         name, _, width = part.partition("=")
-        if name not in widths or not width.isdigit():
-            raise ValueError(
-                f"--dim {part!r}: expected table=width with a table of {', '.join(widths)}"
-            )
+        if name not in widths or not width.isdecimal():
+            known = ", ".join(widths)
+            raise ValueError(f"--dim {shown(part)}: expected table=width with a table of {known}")
         if name in seen:
             raise ValueError(f"--dim: table {name!r} is given twice")
         seen.add(name)
-        changed[name] = int(width)
+        changed[name] = parse_int(f"--dim {shown(part)}: the width", width, 1, LARGEST_WIDTH)
     return tuple(changed.values())

@@ -10,9 +10,17 @@ from pathlib import Path
 import yaml
 
 from embroute.cluster import Cluster, load_yaml, open_cluster
-from embroute.config import parse_number, parse_size
+from embroute.config import (
+    LARGEST_WIDTH,
+    LIMITS,
+    parse_int,
+    parse_path,
+    parse_quotas,
+    parse_size,
+    shown,
+)
 from embroute.cost import OPTIMIZERS
-from embroute.data.open import DataOptions
+from embroute.data.open import DataOptions, option_name
 from embroute.models.catalog import MODELS
 from embroute.policy.catalog import DEFAULT_POLICY
 from embroute.policy.plans import check_hosts
@@ -21,9 +29,6 @@ from embroute.runtime.layout import Layout, on_one_node
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"  # in the folder of a run
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
-_LEAST: dict[str, int] = dict.fromkeys(("batch", "epochs", "keep", "peer_timeout"), 1)
-_LEAST |= dict.fromkeys(("steps", "evaluate_every", "checkpoint_every", "warmup_steps", "seed"), 0)
-_LEAST |= dict.fromkeys(("decay", "clip", "compute_ms_per_sample"), 0)
 
 
 @dataclass(frozen=True)
@@ -73,16 +78,17 @@ class RunFile:
         _one_of("--model", self.model, tuple(MODELS))
         _one_of("--pooling", self.pooling, ("sum", "mean"))
         _one_of("--dtype", self.dtype, ("float32", "float64"))
-        for name, least in _LEAST.items():
-            if not least <= getattr(self, name) < math.inf:  # nan is not, either
-                raise ValueError(
-                    f"{_option(name)} must be at least {least}, got {getattr(self, name):g}"
-                )
+        for entry in fields(self):
+            if entry.name in LIMITS:
+                LIMITS[entry.name].check(option_name(entry.name), getattr(self, entry.name))
         for name in ("lr", "dense_lr"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{_option(name)} must be above 0, got {getattr(self, name):g}")
+                raise ValueError(f"{option_name(name)} must be above 0, got {getattr(self, name)}")
         if not 0 <= self.held_out < 1:
-            raise ValueError(f"--held-out must be at least 0 and below 1, got {self.held_out:g}")
+            got = shown(self.held_out)
+            raise ValueError(f"--held-out must be at least 0 and below 1, got {got}")
+        parse_path("--out", self.out)
+        self.reading()
         _widths("--hidden", self.hidden, self.hidden.split(",") if self.hidden else [])
         _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
         parse_size("--cache", self.cache)
@@ -101,8 +107,8 @@ class RunFile:
         found = {}
         for node, ranks in self.nodes.items():
             if not isinstance(ranks, list):
-                raise ValueError(f"nodes: {node}: expected a list of ranks, got {ranks!r}")
-            found[node] = [str(rank) for rank in ranks]
+                raise ValueError(f"nodes: {node}: expected a list of ranks, got {shown(ranks)}")
+            found[str(node)] = [str(rank) for rank in ranks]
         return Layout(found)
 
     def cluster(self) -> Cluster:
@@ -121,22 +127,24 @@ class RunFile:
 
     def shares(self) -> tuple[float, ...]:
         """Relative quotas of the workers."""
-        parts = [part for part in self.quotas.split(",") if part]
-        return tuple(parse_number("--quotas", part, 0, 1e9) for part in parts)
+        return parse_quotas(self.quotas)
 
     def reading(self) -> DataOptions:
         """How data files are read."""
         known = DataOptions.__dataclass_fields__
-        unknown = sorted(set(self.data_options) - set(known))
+        unknown = sorted(set(map(str, self.data_options)) - set(known))
         if unknown:
             raise ValueError(
-                f"data_options: unknown key {unknown[0]!r} (known: {', '.join(known)})"
+                f"data_options: unknown key {shown(unknown[0])} (known: {', '.join(known)})"
             )
         values = {
-            name: tuple(value) if isinstance(value, list) else value
+            name: _as_option(value, str(known[name].type))
             for name, value in self.data_options.items()
         }
-        return DataOptions(**values)  # type: ignore[arg-type]
+        try:
+            return DataOptions(**values)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"data_options: {error}") from None
 
     def write(self, path: Path) -> None:
         """Save as YAML, without what has its default."""
@@ -161,20 +169,30 @@ class RunFile:
         replace(self, resume=False).write(path)
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _as_option(value: object, kind: str) -> object:
+    """A value of YAML as a data option has it: names of columns may be numbers, or one text."""
+    if kind.startswith("tuple"):
+        listed = value.split(",") if isinstance(value, str) else value
+        if isinstance(listed, list | tuple):
+            return tuple(_as_option(item, "str") for item in listed)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value).strip() if kind.startswith("str") and number else value
 
 
 def _widths(option: str, text: str, parts: list[str]) -> None:
     """Refuse what is no list of widths; what it means depends on the data."""
     for part in parts:
-        if not part.strip().isdigit() or int(part) < 1:
-            raise ValueError(f"{option} {text!r}: a width must be a whole number from 1")
+        try:
+            parse_int(option, part, 1, LARGEST_WIDTH)
+        except ValueError:
+            raise ValueError(
+                f"{option} {shown(text)}: a width must be a whole number from 1 to {LARGEST_WIDTH}"
+            ) from None
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ValueError(f"{option} must be one of {', '.join(known)}, got {value!r}")
+        raise ValueError(f"{option} must be one of {', '.join(known)}, got {shown(value)}")
 
 
 def _default(name: str) -> object:
@@ -204,16 +222,16 @@ def read_run_file(path: Path) -> RunFile:
     """A run file, every key and type checked."""
     given = load_yaml(path)
     if not isinstance(given, dict):
-        raise ValueError(f"{path}: expected keys and values, got {given!r}")
+        raise ValueError(f"{path}: expected keys and values, got {shown(given)}")
     known = {entry.name: str(entry.type) for entry in fields(RunFile)}
     values = {}
     for key, value in given.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise ValueError(f"{path}: unknown key {key!r} (known: {', '.join(known)})")
+            raise ValueError(f"{path}: unknown key {shown(key)} (known: {', '.join(known)})")
         kinds = _KINDS[known[name]]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ValueError(f"{path}: {key}: expected {known[name]}, got {value!r}")
+            raise ValueError(f"{path}: {key}: expected {known[name]}, got {shown(value)}")
         values[name] = str(value) if known[name] == "str" else value
     try:
         return RunFile(**values)  # type: ignore[arg-type]

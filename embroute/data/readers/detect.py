@@ -8,6 +8,7 @@ from pathlib import Path
 from embroute.data.readers import avazu, criteo, movielens
 from embroute.data.readers.faults import shown
 from embroute.data.readers.files import is_parquet, open_bytes
+from embroute.data.readers.records import check_line
 
 FORMATS = ("criteo", "avazu", "movielens", "table")
 _SEPARATORS = (",", "\t", ";", "|")
@@ -41,6 +42,7 @@ def look_at(path: Path) -> Look:
     line = text.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
     if not text.strip():
         raise ValueError(f"{path}: the file is empty")
+    check_line(path, line)
     return Look(path, line.decode(errors="replace").rstrip("\r"), False)
 
 

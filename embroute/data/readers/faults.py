@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,12 @@ def shown(value: object) -> str:
     """A value as errors quote it, cut where it is long."""
     text = repr("" if value is None else str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of columns as errors list them, the first ones of many."""
+    more = f" and {len(names) - 50} more" if len(names) > 50 else ""
+    return ", ".join(name if len(name) <= 60 else shown(name) for name in names[:50]) + more
 
 
 @dataclass

@@ -22,11 +22,20 @@ def find_files(text: str) -> tuple[Path, ...]:
 
     Names in a directory that begin with a dot or an underscore are left out.
     """
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, ~nobody
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"{text}: {reason}") from None
     if path.is_dir():
         found = [p for p in path.iterdir() if p.is_file() and p.name[0] not in "._"]
         if not found:
             raise ValueError(f"{text}: the directory holds no data files")
+    elif path.is_fifo() or path.is_socket():
+        raise ValueError(f"{text}: a pipe can be read only once; give a file")
     elif path.exists():
         found = [path]
     elif _WILDCARDS & set(text):

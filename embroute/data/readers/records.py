@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -115,16 +116,30 @@ def read_header(stream: ByteStream, separator: str) -> tuple[list[str], bytes]:
         if not more or len(text) > MAX_RECORD_BYTES:
             break
     line, _, rest = text.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
+    check_line(stream.path, line)
     if not line.strip():
         raise ValueError(f"{stream.path}: the file {'is empty' if not text else 'has no header'}")
     if len(line) > MAX_RECORD_BYTES:
         raise ValueError(f"{stream.path}, line 1 is longer than {MAX_RECORD_BYTES} bytes")
     try:
         decoded = line.decode().rstrip("\r")
+        names = next(csv.reader([decoded], delimiter=separator, strict=True))
     except UnicodeDecodeError:
         raise ValueError(f"{stream.path}, line 1: {shown(line)} is not UTF-8 text") from None
-    names = next(csv.reader([decoded], delimiter=separator))
+    except csv.Error as error:
+        raise ValueError(f"{stream.path}, line 1: {shown(decoded)}: {error}") from None
     return [name.strip() for name in names], rest
+
+
+def check_line(path: Path, line: bytes) -> None:
+    """Refuse a first line that shows a text whose lines or characters are of another kind."""
+    if b"\r" in line.rstrip(b"\r"):
+        raise ValueError(
+            f"{path}, line 1: a carriage return within {shown(line.decode(errors='replace'))}; "
+            f"lines must end in LF or CR LF (of an old Mac file: tr '\\r' '\\n')"
+        )
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line:
+        raise ValueError(f"{path}, line 1: {shown(line)} is not UTF-8 text (UTF-16, perhaps)")
 
 
 def blocks(
@@ -218,6 +233,9 @@ def _mended(text: bytes, record: I64, syntax: Syntax, columns: int, bad: BadRows
     elif record[_QUOTES] == _BROKEN:
         message = f": the quotation marks do not match in {shown(data.decode())}"
         bad.add(line, "quotation marks that do not match", message)
+    elif record[_QUOTES] == _LOOSE and b"\r" in data:
+        message = f": a carriage return within {shown(data.decode())}"
+        bad.add(line, "a carriage return within a line", message)
     elif record[_QUOTES] == _LOOSE:
         return _quoted(data.decode(), syntax.separator)
     else:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from embroute.data.readers.faults import BadRows, Rows
+from embroute.data.readers.faults import BadRows, Rows, listed, shown
 from embroute.data.readers.files import Progress, is_parquet, open_bytes
 from embroute.data.readers.keys import keys_of_cells
 from embroute.data.readers.layout import Layout
@@ -35,7 +35,9 @@ def column_names(path: Path, separator: str) -> list[str]:
     if is_parquet(path):
         return _parquet_schema(path).names()
     with open_bytes(path) as stream:
-        return read_header(stream, separator)[0]
+        names = read_header(stream, separator)[0]
+    _check_names(path, names)
+    return names
 
 
 def read_rows(reading: Reading, progress: Progress | None = None) -> Iterator[Rows]:
@@ -137,10 +139,15 @@ def _check_columns(path: Path, names: list[str], layout: Layout) -> None:
     """Refuse columns that are missing, and names that stand for two columns."""
     for name in layout.used:
         if name not in names:
-            raise ValueError(f"{path}: no column {name!r}; the columns are {', '.join(names)}")
+            raise ValueError(f"{path}: no column {shown(name)}; the columns are {listed(names)}")
+    _check_names(path, names)
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    """Refuse a name of two columns."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{path}: the header names column {twice!r} twice")
+        raise ValueError(f"{path}: the header names column {shown(twice)} twice")
 
 
 def _check_types(path: Path, schema: pl.Schema, layout: Layout) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embroute.data.readers.faults import listed, shown
 from embroute.data.readers.layout import Layout, check_uses
 from embroute.data.readers.records import Syntax
 
@@ -26,12 +27,14 @@ class ColumnUses:
 def table(path: Path, names: Sequence[str], separator: str, uses: ColumnUses) -> Layout:
     """The layout of a file whose columns are `names`."""
     single = [(use, name) for use, name in (("label", uses.label), ("time", uses.time)) if name]
-    listed = [("categorical", uses.categorical), ("dense", uses.dense), ("bag", uses.bag)]
-    named = single + [(use, name) for use, columns in listed for name in columns if name != ALL]
+    lists = [("categorical", uses.categorical), ("dense", uses.dense), ("bag", uses.bag)]
+    named = single + [(use, name) for use, columns in lists for name in columns if name != ALL]
     for use, name in named:
         if name not in names:
-            known = ", ".join(names)
-            raise ValueError(f"--{use}: {path} has no column {name!r}; the columns are {known}")
+            known = listed(names)
+            raise ValueError(
+                f"--{use}: {path} has no column {shown(name)}; the columns are {known}"
+            )
     taken = {name for _, name in named}
     spare = tuple(name for name in names if name not in taken)
     layout = Layout(
