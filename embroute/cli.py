@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import click
 
@@ -16,6 +17,7 @@ from embroute.commands.report import report
 from embroute.commands.run import run_command
 from embroute.commands.simulate import simulate_command
 from embroute.commands.train import train_command
+from embroute.config import one_line
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -40,15 +42,21 @@ def main() -> None:
     try:
         cli(prog_name="embroute")
     except ValueError as error:
-        click.echo(f"embroute: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error), 2)
+    except MemoryError as error:
+        _fail(f"not enough memory ({error}); a smaller --batch, --dim or --hash-rows needs less", 2)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"embroute: {where}{error.strerror or error}", err=True)
-        sys.exit(1)
+        _fail(f"{where}{error.strerror or error}", 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong, in one line."""
+    click.echo(f"embroute: {one_line(message)}", err=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

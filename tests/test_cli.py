@@ -157,7 +157,7 @@ def test_a_mistake_is_one_line_and_exit_code_2() -> None:
     assert result.stdout == ""
     assert re.fullmatch(
         r"embroute: --cache 100 rows: worker \d needs \d+ rows of width 64 in step \d+, "
-        r"its cache holds 100\n",
+        r"its cache holds 100; use a larger cache or a smaller batch\n",
         result.stderr,
     )
 
@@ -258,7 +258,7 @@ def test_a_comparison_in_a_pipe_without_torch(tmp_path: Path) -> None:
         (("--quotas", "1,2"), "--quotas needs 8 numbers of at least 0, got (1.0, 2.0)"),
         (("--quotas", "1,x,1"), "--quotas must be a number, got 'x'"),
         (("--dense-bytes", "10%"), "--dense-bytes must look like 4000000 or 4MB, got '10%'"),
-        (("--limit", "0"), "--limit must be at least 1, got 0"),
+        (("--limit", "0"), "--limit must be a whole number of at least 1, got 0"),
     ],
 )
 def test_mistakes(arguments: tuple[str, ...], message: str) -> None:

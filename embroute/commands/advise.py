@@ -36,12 +36,12 @@ from embroute.advise import (
 from embroute.cluster import PRESETS, Cluster, open_cluster, write_cluster
 from embroute.commands.data import reported
 from embroute.commands.data_options import data_options
-from embroute.commands.job_options import output_file, tell_compiling
+from embroute.commands.job_options import output_file, tell_compiling, within
 from embroute.commands.results import scaled
-from embroute.config import parse_int, parse_size
+from embroute.config import LIMITS, parse_int, parse_size, shown
 from embroute.cost import OPTIMIZERS, sum_share_W
 from embroute.data.batch import Source
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import DataOptions, naming, open_source
 from embroute.kernels.codes import VALUE_STATE
 from embroute.policy.catalog import DEFAULT_POLICY
 from embroute.policy.setup import Setup, dims
@@ -55,14 +55,17 @@ def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
     """Numbers of workers to try, most first: `4`, `2,4,8` or `2..8`."""
     if text is None:
         return tuple(dict.fromkeys((most, *(n for n in range(most - 1, 0, -1) if most % n == 0))))
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", text)
-    counts = (
-        list(range(int(span.group(1)), int(span.group(2)) + 1))
-        if span
-        else [parse_int("--workers", part, 1) for part in text.split(",")]
-    )
-    if not counts or min(counts) < 1 or max(counts) > most:
-        raise ValueError(f"--workers {text}: between 1 and {most}, the workers of --network")
+    span = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", text)
+    parts = span.groups() if span else text.split(",")
+    try:
+        counts = [parse_int("--workers", part, 1, most) for part in parts]
+    except ValueError as error:
+        fault = f"between 1 and {most}, the workers of --network"
+        raise ValueError(f"--workers {shown(text)}: {fault} ({error})") from None
+    if span:
+        counts = list(range(counts[0], counts[1] + 1))
+    if not counts:
+        raise ValueError(f"--workers {shown(text)}: the second number must not be smaller")
     return tuple(sorted(set(counts), reverse=True))
 
 
@@ -203,7 +206,7 @@ class Asked:
         memory = parse_size("--memory-per-worker", self.memory_per_worker)
         if memory.unit != "bytes":
             raise ValueError(
-                f"--memory-per-worker must look like 8GB, got {self.memory_per_worker!r}"
+                f"--memory-per-worker must look like 8GB, got {shown(self.memory_per_worker)}"
             )
         return memory.amount
 
@@ -225,7 +228,10 @@ class Asked:
             dense_bytes(self.model, source, self.dim),
             self.compute_ms_per_sample / 1e3,
         )
-        batches = tuple(parse_int("--batch", part, 1) for part in self.batch.split(","))
+        batches = tuple(
+            parse_int("--batch", part, 1, int(LIMITS["batch"].most))
+            for part in self.batch.split(",")
+        )
         widths = widths_of(self.model, source, self.dim)
         return Wish(
             Setup(source.schema, cluster, widths, optimizer=self.optimizer),
@@ -282,12 +288,14 @@ def write_run(path: Path, choice: Choice, asked: Asked) -> None:
 )
 @click.option(
     "--compute-ms-per-sample",
-    type=click.FloatRange(0),
+    type=within("compute_ms_per_sample"),
     default=0.05,
     show_default=True,
     help="Milliseconds of the reference worker.",
 )
-@click.option("--target-samples-per-s", type=click.FloatRange(0), help="Refuse to promise less.")
+@click.option(
+    "--target-samples-per-s", type=click.FloatRange(0, 1e15), help="Refuse to promise less."
+)
 @click.option("--allow-stale", is_flag=True, help="Also policies that read old rows (HET).")
 @click.option("--allow-reorder", is_flag=True, help="Also policies that change the order (FAE).")
 @click.option("--out", type=click.Path(path_type=Path), help="Write a run file for `train`.")
@@ -301,7 +309,7 @@ def advise_command(data_options: DataOptions, /, **given: object) -> None:
     if asked.out is not None:
         output_file("--out", asked.out)
     asked.memory_bytes()
-    with reported() as progress:
+    with reported() as progress, naming("--data", asked.data):
         source = open_source(asked.data, data_options, progress)
     tell_compiling()
     with _ticking() as begin:

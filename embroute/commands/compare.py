@@ -17,8 +17,8 @@ from embroute.commands.outputs import Outputs, output_options
 from embroute.commands.results import subsets, table
 from embroute.commands.sweeps import steps_bar
 from embroute.comparison import Line, bound_line, line
-from embroute.config import split_outside
-from embroute.data.open import DataOptions, open_source
+from embroute.config import shown, split_outside
+from embroute.data.open import DataOptions, naming, open_source
 from embroute.policy.catalog import LOWER_BOUND, SYSTEMS, make_policy, policy_of
 from embroute.simulate import Job, begin, bound, choose_workers, measure
 from embroute.views.detail import Compared, Detail, Recorder
@@ -29,15 +29,18 @@ DEFAULT = "nocache,vanilla,het(100),herald,esd(1),embroute,fae,scars,bagpipe,unb
 
 def _names(text: str) -> list[str]:
     """The policies to run; the yardstick is always among them."""
-    names = [name for name in split_outside(text, ",") if name]
+    try:
+        names = [name for name in split_outside(text, ",") if name]
+    except ValueError as error:
+        raise ValueError(f"--policies: {error}") from None
     if not names:
-        raise ValueError(f"--policies must name at least one policy, got {text!r}")
+        raise ValueError(f"--policies must name at least one policy, got {shown(text)}")
     for name in names:
         if name != LOWER_BOUND:
             policy_of("--policies", name)
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
-        raise ValueError(f"--policies: {sorted(doubled)[0]!r} is given twice")
+        raise ValueError(f"--policies: {shown(sorted(doubled)[0])} is given twice")
     return names if YARDSTICK in names else [YARDSTICK, *names]
 
 
@@ -113,7 +116,7 @@ def compare(
     """
     names = _names(_defaults(options.optimizer) if policies is None else policies)
     outputs.check()
-    with reported() as progress:
+    with reported() as progress, naming("--data", data):
         source = open_source(data, data_options, progress)
     job = job_of(options, source)
     _check(names, job)

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from embroute.commands.data_options import data_options
+from embroute.commands.job_options import output_file, within, writing
 from embroute.data.batch import Source
 from embroute.data.describe import (
     RECENT_BATCHES,
@@ -36,8 +37,12 @@ def data() -> None:
 @data.command("describe")
 @click.argument("data_name", metavar="PATH|NAME")
 @data_options
-@click.option("--batch", default=1024, show_default=True, help="Samples of a batch.")
-@click.option("--samples", type=int, metavar="N", help="Describe only the first N samples.")
+@click.option(
+    "--batch", type=within("batch"), default=1024, show_default=True, help="Samples of a batch."
+)
+@click.option(
+    "--samples", type=within("samples"), metavar="N", help="Describe only the first N samples."
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write it as JSON too.")
 def describe_command(
     options: DataOptions, data_name: str, batch: int, samples: int | None, json_file: Path | None
@@ -46,6 +51,8 @@ def describe_command(
 
     PATH is a file, a directory or a pattern; NAME is built-in data such as online-retail.
     """
+    if json_file is not None:
+        output_file("--json", json_file)
     with reported() as report:
         source = open_source(data_name, options, report)
         sizes = [size for size in (samples, source.num_samples) if size is not None]
@@ -55,7 +62,8 @@ def describe_command(
 
         description = describe(source, batch, samples, counted)
     if json_file is not None:
-        json_file.write_text(json.dumps(asdict(description), indent=2) + "\n")
+        with writing("--json", json_file):
+            json_file.write_text(json.dumps(asdict(description), indent=2) + "\n")
     _show(data_name, description)
     tell_bad_rows(source)
 

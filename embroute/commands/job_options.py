@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
 from embroute.cluster import PRESETS, Cluster, open_cluster
-from embroute.config import parse_number, parse_size
+from embroute.config import LIMITS, parse_path, parse_quotas, parse_size, shown
 from embroute.cost import OPTIMIZERS
 from embroute.data.batch import Source
 from embroute.policy.setup import Setup, dims
@@ -19,6 +22,28 @@ from embroute.simulate import Job, compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Number(click.FloatRange):
+    """A range of click that nan is outside of, too."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number of a text."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+def within(name: str, least: int | None = None) -> click.IntRange | click.FloatRange:
+    """The type of an option: the range of LIMITS, perhaps from another number on."""
+    limit = LIMITS[name]
+    low = limit.least if least is None else least
+    if limit.whole:
+        return click.IntRange(int(low), int(limit.most))
+    return _Number(low, limit.most)
 
 
 @dataclass(frozen=True)
@@ -49,9 +74,9 @@ _OPTIONS = (
         show_default=True,
         help=f"A preset ({', '.join(name + '-N' for name in PRESETS)}) or a YAML file.",
     ),
-    click.option("--workers", type=click.IntRange(1), help="Workers [from --network]."),
+    click.option("--workers", type=within("workers"), help="Workers [from --network]."),
     click.option(
-        "--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples a worker."
+        "--batch", type=within("batch"), default=128, show_default=True, help="Samples a worker."
     ),
     click.option(
         "--cache",
@@ -72,7 +97,7 @@ _OPTIONS = (
     click.option("--quotas", help="Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
     click.option(
         "--compute-ms-per-sample",
-        type=click.FloatRange(0),
+        type=within("compute_ms_per_sample"),
         default=0.0,
         show_default=True,
         help="Milliseconds of the reference worker.",
@@ -81,18 +106,16 @@ _OPTIONS = (
         "--dense-bytes", default="0", show_default=True, help="Dense gradients a step, e.g. 4MB."
     ),
     click.option(
-        "--steps", type=click.IntRange(1), default=90, show_default=True, help="Steps in all."
+        "--steps", type=within("steps", 1), default=90, show_default=True, help="Steps in all."
     ),
     click.option(
-        "--warmup", type=click.IntRange(0), default=10, show_default=True, help="Not counted."
+        "--warmup", type=within("warmup"), default=10, show_default=True, help="Not counted."
     ),
     click.option(
-        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes at most."
+        "--epochs", type=within("epochs"), default=1, show_default=True, help="Passes at most."
     ),
     click.option("--shuffle", is_flag=True, help="Shuffle every epoch."),
-    click.option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of --shuffle."
-    ),
+    click.option("--seed", type=within("seed"), default=0, show_default=True, help="Of --shuffle."),
 )
 
 
@@ -128,7 +151,7 @@ def cluster_of(options: JobOptions) -> Cluster:
         "--dense-bytes", dense if not dense.replace(".", "").isdigit() else dense + "B"
     )
     if size.unit != "bytes":
-        raise ValueError(f"--dense-bytes must look like 4000000 or 4MB, got {dense!r}")
+        raise ValueError(f"--dense-bytes must look like 4000000 or 4MB, got {shown(dense)}")
     return replace(
         cluster,
         compute_s_per_sample=options.compute_ms_per_sample / 1e3,
@@ -144,11 +167,31 @@ def tell_compiling() -> None:
 
 def output_file(option: str, path: Path) -> Path:
     """A file that results can be written to later, checked before the work starts."""
+    parse_path(option, str(path))
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the name is too long, say, or a parent is a file
+        raise ValueError(f"{option} {shown(str(path))}: {error.strerror}") from None
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
     if path.is_dir():
         raise ValueError(f"{option} {path}: this is a folder, give a file in it")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ValueError(f"{option} {path}: it cannot be written to")
     return path
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Let an error name the option: what is said of a file that is open does not name it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or f"{option} {path}") from None
 
 
 def job_of(options: JobOptions, source: Source) -> Job:
@@ -158,9 +201,7 @@ def job_of(options: JobOptions, source: Source) -> Job:
             f"--warmup {options.warmup}: must be below --steps {options.steps}, which includes it"
         )
     cluster = cluster_of(options)
-    shares = tuple(
-        parse_number("--quotas", part, 0, 1e9) for part in (options.quotas or "").split(",") if part
-    )
+    shares = parse_quotas(options.quotas or "")
     setup = Setup(
         source.schema,
         cluster,

@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import click
 from rich.console import Console
 
-from embroute.commands.job_options import output_file
+from embroute.commands.job_options import output_file, writing
 from embroute.commands.sweeps import sweep, tradeoffs
 from embroute.comparison import to_json
 from embroute.config import parse_size
@@ -53,7 +53,7 @@ class Outputs:
         """Write what was asked for."""
         if self.json_path is not None:
             values = to_json(list(found.lines), found.job, found.data)
-            _written(self.json_path, json.dumps(values, indent=2) + "\n")
+            _written("--json", self.json_path, json.dumps(values, indent=2) + "\n")
         if self.report is not None:
             from embroute.views.comparison import comparison_page  # bokeh is slow to import
 
@@ -62,11 +62,12 @@ class Outputs:
             found = replace(found, sweep=sweep(names, found.job, self.caches, console))
             if self.tradeoffs:
                 found = replace(found, tradeoffs=tradeoffs(found.job, console))
-            _written(self.report, comparison_page(found))
+            _written("--report", self.report, comparison_page(found))
 
 
-def _written(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8")
+def _written(option: str, path: Path, text: str) -> None:
+    with writing(option, path):
+        path.write_text(text, "utf-8")
     click.echo(f"written: {path}", err=True)
 
 

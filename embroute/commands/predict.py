@@ -10,7 +10,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from embroute.commands.job_options import output_file
+from embroute.commands.job_options import output_file, within, writing
 
 F32 = npt.NDArray[np.float32]
 
@@ -26,7 +26,7 @@ F32 = npt.NDArray[np.float32]
     help="Of the run's own data: held-out or all.",
 )
 @click.option(
-    "--batch", type=click.IntRange(1), default=4096, show_default=True, help="Samples at a time."
+    "--batch", type=within("batch"), default=4096, show_default=True, help="Samples at a time."
 )
 @click.option("--unlabelled", is_flag=True, help="--data has no label column.")
 def predict(run: Path, out: Path, data: str, part: str, batch: int, unlabelled: bool) -> None:
@@ -40,12 +40,10 @@ def predict(run: Path, out: Path, data: str, part: str, batch: int, unlabelled: 
     output_file("--out", out)
     partial = out.with_name(out.name + ".partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            count = _write(file, predictions(run, Wanted(data, part, unlabelled), batch))
-        partial.replace(out)
-    except OSError as error:
-        # What is said of a file that is open already does not name it.
-        raise OSError(error.errno, error.strerror, error.filename or f"--out {out}") from None
+        with writing("--out", out):
+            with partial.open("w", encoding="utf-8") as file:
+                count = _write(file, predictions(run, Wanted(data, part, unlabelled), batch))
+            partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
     click.echo(f"written: {out} ({count} samples)", err=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from embroute.commands.job_options import output_file
+from embroute.commands.job_options import output_file, writing
 from embroute.report import read_summary, runs_table
 
 
@@ -25,7 +25,8 @@ def write_report(page: Path, runs: Sequence[Path]) -> None:
 
     histories = [read_history(run, name) for run, name in zip(runs, _names(runs), strict=True)]
     text = runs_page(histories)
-    page.write_text(text, "utf-8")
+    with writing("--html", page):
+        page.write_text(text, "utf-8")
     click.echo(f"written: {page}", err=True)
 
 

@@ -17,9 +17,10 @@ from embroute.commands.job_options import (
     job_options,
     output_file,
     tell_compiling,
+    writing,
 )
 from embroute.cost import KIND_NAMES
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import DataOptions, naming, open_source
 from embroute.policy.catalog import policy_of
 from embroute.simulate import StepReport, choose_workers, simulate, with_workers
 
@@ -87,7 +88,7 @@ def simulate_command(
     chosen = policy_of("--policy", policy)
     output_file("--csv", csv_path)
     messages = Console(stderr=True)
-    with reported() as progress:
+    with reported() as progress, naming("--data", data):
         source = open_source(data, data_options, progress)
     job = job_of(options, source)
     job = with_workers(job, choose_workers(chosen, job))
@@ -101,7 +102,7 @@ def simulate_command(
         transient=True,
         disable=not messages.is_terminal,
     )
-    with csv_path.open("w", newline="") as file:
+    with writing("--csv", csv_path), csv_path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for report in reports:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 
+from embroute.cluster import is_file
 from embroute.commands.data_options import data_options
 from embroute.commands.report import write_report
-from embroute.data.open import DataOptions
+from embroute.config import shown
+from embroute.data.open import DataOptions, option_name
 
 OPTIONS = (
     ("data", "A built-in name or a path."),
@@ -81,7 +83,7 @@ def _with_options(command: click.Command) -> click.Command:
 )
 @click.option(
     "--restarts",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 1000),
     default=0,
     show_default=True,
     help="Start again from the last checkpoint at most so often.",
@@ -116,6 +118,8 @@ def train_command(
         values["data_options"] = {**run.data_options, **changed}
     try:
         run = replace(run, **values)  # type: ignore[arg-type]
+        if run.tables and not is_file(run.tables):
+            raise ValueError(f"--tables must be a file, got {shown(run.tables)}")
         launch(run, restarts)
     except RunFailedError as error:
         click.echo(f"embroute: {error}", err=True)
@@ -134,7 +138,7 @@ def _value(name: str, kind: str, text: str) -> object:
         return int(text) if kind == "int" else float(text)
     except ValueError:
         what = "a whole number" if kind == "int" else "a number"
-        raise ValueError(f"--{name.replace('_', '-')} must be {what}, got {text!r}") from None
+        raise ValueError(f"{option_name(name)} must be {what}, got {shown(text)}") from None
 
 
 _with_options(train_command)
