@@ -106,7 +106,10 @@ def test_batches_may_be_namedtuples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda b: {name: value[:0] for name, value in b.items()}, "a batch has no samples"),
+        (
+            lambda b: {name: value[:0] for name, value in b.items()},
+            "a batch of loader or held_out has no samples",
+        ),
         (lambda b: {**b, "user": b["user"][:, None]}, r"ids have shape \(16, 1\), expected \(16,"),
         (lambda b: {**b, "day": b["day"].int()}, "type torch.int32, expected .* int64"),
         (lambda b: {**b, "more": b["day"]}, "another nest of tensors"),

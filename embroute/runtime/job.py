@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from embroute.cluster import Cluster, open_cluster, uniform
+from embroute.cluster import Cluster, is_file, open_cluster, uniform
+from embroute.config import shown
 from embroute.policy.catalog import DEFAULT_POLICY, policy_of
 from embroute.policy.parts import Policy
 from embroute.policy.plans import check_hosts
@@ -107,11 +108,12 @@ def describe(
     settings: Settings,
 ) -> Job:
     """Find the tables, take them out of model and optimizer, and size the caches."""
+    optimizers = _checked(model, optimizer)
     feed, weights, widths = _tables(model, settings)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    rows, rate = _take_out(weights, optimizers, settings.get("decay", 0.0))
-    policy = trainable(settings.get("policy", DEFAULT_POLICY))
+    rows, rate = _take_out(weights, optimizers, float(settings.get("decay", 0.0)))
+    policy = trainable(settings.get("policy", DEFAULT_POLICY), "policy=")
     cluster = _cluster(policy, seat, settings, _dense_bytes(model, weights))
+    _check(cluster, seat, settings)
     setup = Setup(
         feed.schema,
         cluster,
@@ -125,7 +127,6 @@ def describe(
     check_hosts(policy, cluster)
     if policy.sync.in_place and settings.get("debug") == "versions":
         raise ValueError(f"debug='versions': with policy {policy.name} no row travels with one")
-    _check(setup, seat)
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)
     desk = Desk(setup.arenas, arena_of_table, settings.get("device", "cpu"))
     own = field_embeddings(model)
@@ -139,21 +140,35 @@ def describe(
     )
 
 
-def check_device(name: str) -> None:
+def _checked(model: object, optimizer: object) -> list[Optimizer]:
+    """The optimizers as a list; refuses a model or optimizer that is none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
+    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    if not given or not all(isinstance(one, Optimizer) for one in given):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer or a list of some, got {shown(optimizer)}"
+        )
+    return list(given)
+
+
+def check_device(name: str, option: str = "--device") -> None:
     """Refuse a device that this machine's torch cannot use."""
     try:
+        if torch.device(name).type == "meta":
+            raise RuntimeError("it holds no numbers")
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"--device {name}: torch cannot use it here: {reason}") from None
+        raise ValueError(f"{option} {name}: torch cannot use it here: {reason}") from None
 
 
-def trainable(name: str) -> Policy:
+def trainable(name: str, option: str = "--policy") -> Policy:
     """A policy by name; every worker of a job takes part in it."""
-    policy = policy_of("--policy", name)
+    policy = policy_of(option, name)
     if policy.workers != "all":
         raise ValueError(
-            f"--policy {name!r}: workers={policy.workers} is for compare and simulate; in training "
+            f"{option} {name!r}: workers={policy.workers} is for compare and simulate; in training "
             f"leave a worker out by a share of 0, e.g. --quotas 1,1,0"
         )
     return policy
@@ -198,7 +213,7 @@ def _tables(
 ) -> tuple[Feed, list[torch.Tensor], tuple[int, ...]]:
     """The feed that suits the model, the weights of its tables, and their widths."""
     device = settings.get("device", "cpu")
-    check_device(device)
+    check_device(device, "device=")
     own = field_embeddings(model)
     if own is not None:
         weights = own.weights
@@ -222,6 +237,8 @@ def _take_out(
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             own = [p for p in group["params"] if any(p is weight for weight in weights)]
+            if any(all(p is not weight for weight in missing) for p in own):
+                raise ValueError("optimizer: a table is in two optimizers, or in one twice")
             if own:
                 found.append((optimizer, number))
             missing = [weight for weight in missing if all(weight is not p for p in own)]
@@ -229,10 +246,12 @@ def _take_out(
             for parameter in own:
                 _forget(optimizer, parameter)
     if missing:
-        raise ValueError(f"{len(missing)} of {len(weights)} tables are in no optimizer")
+        raise ValueError(
+            f"optimizer: {len(missing)} of {len(weights)} tables of the model are in none"
+        )
     rows = [row_optimizer(optimizer, optimizer.param_groups[number]) for optimizer, number in found]
     if any(one != rows[0] for one in rows):
-        raise ValueError("all tables must have the same optimizer with the same settings")
+        raise ValueError("optimizer: all tables must have the same one with the same settings")
     return replace(rows[0], decay=decay), Rate(rows[0], found)
 
 
@@ -246,10 +265,13 @@ def _forget(optimizer: Optimizer, table: torch.Tensor) -> None:
         )
 
 
-def _check(setup: Setup, seat: Seat) -> None:
-    cluster = setup.cluster
+def _check(cluster: Cluster, seat: Seat, settings: Settings) -> None:
+    """Refuse what does not suit this rank's job."""
+    tables = str(settings.get("tables", ""))
+    if tables and seat.role == "shard" and not is_file(tables):
+        raise ValueError(f"tables= must be a file, got {shown(tables)}")
     if (cluster.num_workers, cluster.num_shards) != (seat.num_workers, seat.num_shards):
         raise ValueError(
-            f"the network has {cluster.num_workers} workers and {cluster.num_shards} shards, the "
+            f"network= has {cluster.num_workers} workers and {cluster.num_shards} shards, the "
             f"job {seat.num_workers} and {seat.num_shards}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,6 +103,10 @@ def row_optimizer(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Ro
     for option in ("nesterov", "amsgrad", "maximize"):
         if group.get(option):
             raise ValueError(f"{type(optimizer).__name__}({option}=True) has no row form")
+    if not 0 <= float(group["lr"]) < math.inf:
+        raise ValueError(
+            f"{type(optimizer).__name__}(lr={group['lr']}): lr must be at least 0 and finite"
+        )
     return RowOptimizer(
         name,
         float(group["lr"]),

@@ -58,7 +58,7 @@ from embroute.runtime.run import Courier, Run
 from embroute.runtime.saving import Saver, WorkerPart, answer, load_state, same_caches
 from embroute.runtime.script import EARLY_PULL, Orders
 from embroute.runtime.seat import Seat
-from embroute.runtime.settings import Settings, cache_size, check_settings
+from embroute.runtime.settings import Settings, cache_size, check_loader, check_settings
 from embroute.runtime.shadow import Shadow
 from embroute.runtime.shard import Shard
 from embroute.runtime.star import add_up
@@ -96,6 +96,7 @@ def prepare(
     seat = seat or take_seat(settings)
     job = describe(model, optimizer, seat, settings)
     if seat.role == "coordinator":
+        check_loader(loader)
         job = replace(job, run_id=new_run_id())
         with _locked(job) as lock:
             job, start_from = _agree(job)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral, Real
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+import torch
+
 from embroute.cluster import Cluster
-from embroute.config import Size, parse_size
+from embroute.config import LIMITS, Limit, Size, parse_path, parse_size, shown
+from embroute.policy.catalog import policy_of
 from embroute.runtime.checkpoint import Stateful
 from embroute.runtime.tensor_feed import Lookups
 
@@ -49,19 +51,123 @@ class Settings(TypedDict, total=False):
 
 
 DEBUG = ("steps", "versions")
-
-
-_WHOLE = {
-    "epochs": 1,
-    "max_steps": 0,
-    "evaluate_every": 0,
-    "checkpoint_every": 0,
-    "keep": 1,
-    "min_rows": 1,
-    "shards": 1,
-}
-_LEAST = _WHOLE | {"peer_timeout": 1, "decay": 0, "compute_ms_per_sample": 0}
 _NEEDED = {"checkpoint_every": "checkpoint", "resume": "checkpoint", "evaluate_every": "held_out"}
+_SHARE = Limit(0, 10**9, whole=False)
+Check = Callable[[str, object], None]  # of a setting's name, as errors have it, and its value
+
+
+def _is(kinds: type | tuple[type, ...], what: str) -> Check:
+    """A check of a value's type."""
+
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} must be {what}, got {shown(value)}")
+
+    return check
+
+
+def _has(methods: Sequence[str], what: str) -> Check:
+    """A check of what a value can do."""
+
+    def check(name: str, value: object) -> None:
+        if isinstance(value, type) or not all(callable(getattr(value, m, None)) for m in methods):
+            raise ValueError(f"{name} must be {what}, got {shown(value)}")
+
+    return check
+
+
+_text = _is(str, "a text")
+_stateful = _has(("state_dict", "load_state_dict"), "an object with state_dict()")
+
+
+def _path(name: str, value: object) -> None:
+    _is((str, os.PathLike), "a path")(name, value)
+    parse_path(name, os.fspath(value))  # type: ignore[call-overload]
+
+
+def _folder(name: str, value: object) -> None:
+    """A folder that is there, or can be made where its nearest parent is."""
+    _path(name, value)
+    path = Path(str(value)).absolute()
+    try:
+        nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    except OSError as error:  # too long, say
+        raise ValueError(f"{name}{shown(str(value))}: {error.strerror}") from None
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        fault = "cannot be written to" if nearest.is_dir() else "is no folder"
+        raise ValueError(f"{name}{shown(str(value))}: {nearest} {fault}")
+
+
+def _policy(name: str, value: object) -> None:
+    _is(str, "the name of a policy")(name, value)
+    policy_of(name, str(value))
+
+
+def _cache(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Size | str | int | float):
+        raise ValueError(f"{name} must look like 0.1, '10%' or '256MB', got {shown(value)}")
+    if not isinstance(value, Size):
+        parse_size(name, str(value))
+
+
+def _quotas(name: str, value: object) -> None:
+    if value is None:
+        return
+    _is((list, tuple), "a list of numbers, one a worker")(name, value)
+    assert isinstance(value, list | tuple)
+    for share in value:
+        _SHARE.check(f"{name}{shown(value)}: a share", share)
+    if value and not sum(value):
+        raise ValueError(f"{name} must have a share above 0, got {shown(value)}")
+
+
+def _nodes(name: str, value: object) -> None:
+    _is(Mapping, "a mapping of nodes to lists of ranks")(name, value)
+    assert isinstance(value, Mapping)
+    for node, ranks in value.items():
+        listed = isinstance(ranks, list | tuple) and all(isinstance(rank, str) for rank in ranks)
+        if not isinstance(node, str) or not listed:
+            raise ValueError(f"{name}{shown(node)} must be a list of ranks, got {shown(ranks)}")
+
+
+def _extras(name: str, value: object) -> None:
+    _is(Mapping, "a mapping of names to objects with state_dict()")(name, value)
+    assert isinstance(value, Mapping)
+    for key, entry in value.items():
+        _text(f"{name} a name", key)
+        _stateful(f"{name}{shown(key)}", entry)
+
+
+def _debug(name: str, value: object) -> None:
+    if value not in DEBUG:
+        raise ValueError(f"{name} must be one of {', '.join(DEBUG)}, got {shown(value)}")
+
+
+def _held_out(name: str, value: object) -> None:
+    if value is not None:
+        _has(("__iter__",), "batches to iterate over")(name, value)
+
+
+# What every setting may be; numbers have their range in LIMITS.
+_CHECKS: Mapping[str, Check] = {
+    "policy": _policy,
+    "cache": _cache,
+    "network": _is((Cluster, str), "a Cluster, a preset or a YAML file"),
+    "nodes": _nodes,
+    "node": _text,
+    "lookups": _has(("__call__",), "a function of a batch"),
+    "quotas": _quotas,
+    "held_out": _held_out,
+    "device": _is((str, torch.device), "a device of torch"),
+    "compare_with": _policy,
+    "checkpoint": _folder,
+    "resume": _is(bool, "True or False"),
+    "fall_back": _is(bool, "True or False"),
+    "tables": _path,
+    "extras": _extras,
+    "stop": _has(("is_set",), "a threading.Event"),
+    "debug": _debug,
+}
 
 
 def check_settings(settings: Settings) -> None:
@@ -69,25 +175,30 @@ def check_settings(settings: Settings) -> None:
     unknown = sorted(set(settings) - set(Settings.__annotations__))
     if unknown:
         known = ", ".join(Settings.__annotations__)
-        raise ValueError(f"prepare: unknown setting {unknown[0]!r} (known: {known})")
-    if settings.get("debug", DEBUG[0]) not in DEBUG:
-        raise ValueError(f"debug= must be one of {', '.join(DEBUG)}, got {settings['debug']!r}")
+        raise ValueError(f"prepare: unknown setting {shown(unknown[0])} (known: {known})")
+    given: Mapping[str, object] = {**settings}
+    for name, value in given.items():
+        if name in LIMITS:
+            LIMITS[name].check(f"{name}=", value)
+        elif name in _CHECKS:
+            _CHECKS[name](f"{name}=", value)
     if settings.get("debug") == "versions" and settings.get("resume"):
         raise ValueError("debug='versions': a checkpoint holds no versions, so it must not resume")
-    given: Mapping[str, object] = {**settings}
-    if not isinstance(given.get("fall_back", False), bool):
-        raise ValueError(f"fall_back= must be True or False, got {given['fall_back']!r}")
-    for name, least in _LEAST.items():
-        number, kind = given.get(name, least), Integral if name in _WHOLE else Real
-        if not (isinstance(number, kind) and least <= float(number) < math.inf):
-            what = "a whole number" if name in _WHOLE else "a number"
-            raise ValueError(f"{name}= must be {what} of at least {least}, got {number!r}")
     for name, needed in _NEEDED.items():
         if given.get(name) and given.get(needed) is None:
             raise ValueError(f"{name}={given[name]!r} has no meaning without {needed}=")
 
 
+def check_loader(loader: object) -> None:
+    """Refuse what gives no batches; only the coordinator reads it."""
+    if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Mapping | type):
+        raise TypeError(
+            f"loader must give batches when iterated over, such as a DataLoader or a list, got "
+            f"{shown(loader)}"
+        )
+
+
 def cache_size(settings: Settings) -> Size:
     """The cache of a worker that a user asked for, however it was written."""
     size = settings.get("cache", 0.1)
-    return size if isinstance(size, Size) else parse_size("cache", str(size))
+    return size if isinstance(size, Size) else parse_size("cache=", str(size))

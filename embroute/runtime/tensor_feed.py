@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from embroute.config import shown
 from embroute.data.batch import PADDING, Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.runtime.feed import Call, Dealt
@@ -47,14 +48,14 @@ class _Asked(NamedTuple):
 def _asked(table: int, layer: Layer, entry: object) -> _Asked:
     """One look-up as a user gives it."""
     parts = entry if isinstance(entry, tuple) else (entry,)
-    fit = 1 <= len(parts) <= 1 + layer.bag
-    if not fit or any(
-        not isinstance(p, torch.Tensor) or p.ndim < 1 or p.is_floating_point() for p in parts
-    ):
+    if not 1 <= len(parts) <= 1 + layer.bag or not all(map(_holds_ids, parts)):
         form = "a tensor of whole numbers, samples first"
         pair = " (or a pair of such tensors: flat ids and offsets)" if layer.bag else ""
         kinds = ", ".join(
-            str(p.dtype) if isinstance(p, torch.Tensor) else type(p).__name__ for p in parts
+            f"{p.dtype} of shape {tuple(p.shape)}"
+            if isinstance(p, torch.Tensor)
+            else type(p).__name__
+            for p in parts
         )
         raise ValueError(f"lookups: {layer.name}: expected {form}{pair}, got {kinds}")
     ids, *rest = parts
@@ -62,12 +63,34 @@ def _asked(table: int, layer: Layer, entry: object) -> _Asked:
     return _Asked(table, ids, rest[0] if rest else None, size)
 
 
+def _holds_ids(part: object) -> bool:
+    """Whether it is a tensor of whole numbers with a sample, or a bag, in each row."""
+    if not isinstance(part, torch.Tensor) or part.ndim < 1 or not _is_plain(part):
+        return False
+    return not (part.is_floating_point() or part.is_complex())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers lie in memory one after the other."""
+    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta)
+
+
 def flatten(tree: object, leaves: list[torch.Tensor]) -> object:
     """A nest of dicts, lists and tuples as JSON, its tensors as numbers into `leaves`."""
     if isinstance(tree, torch.Tensor):
+        if not _is_plain(tree):
+            raise ValueError(
+                f"a batch of loader or held_out has a tensor of shape {tuple(tree.shape)} that is "
+                f"sparse, quantized or on the meta device; dense ones travel"
+            )
         leaves.append(tree)
         return len(leaves) - 1
     if isinstance(tree, Mapping):
+        if others := [key for key in tree if not isinstance(key, str)]:
+            raise ValueError(
+                f"a batch of loader or held_out has a dict with key {shown(others[0])}; names of "
+                f"tensors must be text"
+            )
         return {"dict": [[str(key), flatten(value, leaves)] for key, value in tree.items()]}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         named = zip(tree._fields, tree, strict=True)
@@ -77,9 +100,18 @@ def flatten(tree: object, leaves: list[torch.Tensor]) -> object:
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [flatten(value, leaves) for value in tree]}
     raise ValueError(
-        f"a batch may hold tensors in dicts, lists, tuples and namedtuples, got "
-        f"{type(tree).__name__}"
+        f"a batch of loader or held_out may hold tensors in dicts, lists, tuples and "
+        f"namedtuples, got {type(tree).__name__}"
     )
+
+
+def _nest(item: object) -> tuple[object, list[torch.Tensor]]:
+    """A batch's nest and its tensors."""
+    leaves: list[torch.Tensor] = []
+    try:
+        return flatten(item, leaves), leaves
+    except RecursionError:
+        raise ValueError("a batch of loader or held_out is nested too deep, or in itself") from None
 
 
 def unflatten(tree: object, leaves: Sequence[torch.Tensor]) -> object:
@@ -138,8 +170,7 @@ class TensorFeed:
 
     def learn(self, item: object) -> str:
         """The nest of the batch, the type and shape of its tensors, the look-ups in it."""
-        leaves: list[torch.Tensor] = []
-        tree = flatten(item, leaves)
+        tree, leaves = _nest(item)
         asked = self._asked(item)
         calls, first = [], 0
         for entry in asked:
@@ -179,41 +210,62 @@ class TensorFeed:
     def _asked(self, item: object) -> list[_Asked]:
         named = self.lookups(item)
         names = [layer.name for layer in self.layers]
-        if set(named) != set(names):
+        if not isinstance(named, Mapping) or set(named) != set(names):
+            got = shown(list(named)) if isinstance(named, Mapping) else type(named).__name__
             raise ValueError(
-                f"lookups must name the routed layers {', '.join(names)}, got {', '.join(named)}"
+                f"lookups= must return a dict with the routed layers {', '.join(names)}, got {got}"
             )
         asked = []
         for table, name in enumerate(names):
             value = named[name]
             pair = isinstance(value, tuple) and len(value) == 2 and self.layers[table].bag
             several = not pair and isinstance(value, list | tuple)
+            if several and not value:
+                raise ValueError(f"lookups: {name}: expected a tensor or several, got {value!r}")
             for entry in value if several else [value]:
                 asked.append(_asked(table, self.layers[table], entry))
         return asked
 
     def batch(self, item: object) -> Batch:
         """Rows of all look-ups, sample by sample; other tensors as opaque columns."""
+        tree, leaves = _nest(item)
+        if tree != self._tree:
+            raise ValueError(
+                f"a batch of loader or held_out has another nest of tensors than the first one "
+                f"had: {shown(tree)}, not {shown(self._tree)}"
+            )
         asked = self._asked(item)
         size = asked[0].size
         if not size:
-            raise ValueError("a batch has no samples")
-        leaves: list[torch.Tensor] = []
-        if flatten(item, leaves) != self._tree:
-            raise ValueError("a batch has another nest of tensors than the first one had")
+            raise ValueError("a batch of loader or held_out has no samples")
         parts = []
         for leaf, column in zip(leaves, self._columns, strict=True):
             if column[2] < 0:
                 parts.append(_columns(leaf, size, column))
             elif tuple(leaf.shape[1:]) != column[1]:
                 raise ValueError(
-                    f"ids have shape {tuple(leaf.shape)}, expected {(size, *column[1])}: samples "
-                    f"come first, the rest never changes; bags of any size are flat, with offsets"
+                    f"lookups: ids have shape {tuple(leaf.shape)}, expected {(size, *column[1])}: "
+                    f"samples come first, the rest never changes; bags of any size are flat, with "
+                    f"offsets"
                 )
+        self._check_calls(asked)
         dense = np.concatenate([np.zeros((size, 0), np.float32), *parts], 1)
         rows, offsets = self._rows(asked, size)
         fields = self.calls[-1].last
         return Batch(rows, offsets, dense, np.empty(0, np.float32), fields)
+
+    def _check_calls(self, asked: Sequence[_Asked]) -> None:
+        """Refuse look-ups that change from batch to batch."""
+        known = [(self.layers[call.table].name, call.tail) for call in self.calls]
+        now = []
+        for entry in asked:
+            layer = self.layers[entry.table]
+            now.append((layer.name, () if layer.bag else tuple(entry.ids.shape[1:])))
+        if now != known:
+            raise ValueError(
+                f"lookups= must return the same look-ups for every batch, got {shown(now)} after "
+                f"{shown(known)} (layers, and the shapes of a sample's ids)"
+            )
 
     def _rows(self, asked: Sequence[_Asked], size: int) -> tuple[I64, I64]:
         """Global rows sample by sample, and the offsets of bags."""
@@ -251,7 +303,8 @@ class TensorFeed:
         wrong = (flat < 0) | (flat >= layer.num_rows)
         if wrong.any():
             raise ValueError(
-                f"{layer.name}: id {int(flat[wrong][0])} is not between 0 and {layer.num_rows - 1}"
+                f"lookups: {layer.name}: id {int(flat[wrong][0])} is not between 0 and "
+                f"{layer.num_rows - 1}"
             )
         rows = np.where(flat == layer.padding, PADDING, flat + first_row)
         if entry.offsets is None:
@@ -316,9 +369,10 @@ def _columns(
     name, tail, _ = column
     if tuple(leaf.shape) != (size, *tail) or str(leaf.dtype)[6:] != name:
         raise ValueError(
-            f"a tensor of a batch has shape {tuple(leaf.shape)} and type {leaf.dtype}, expected "
-            f"{(size, *tail)} and {name}: samples come first, the rest never changes (flat ids "
-            f"travel for routed bags only: embroute.route(layer) routes one)"
+            f"a tensor of a batch of loader or held_out has shape {tuple(leaf.shape)} and type "
+            f"{leaf.dtype}, expected {(size, *tail)} and {name}: samples come first, as many as in "
+            f"the look-ups, the rest never changes (flat ids travel for routed bags only: "
+            f"embroute.route(layer) routes one)"
         )
     raw = leaf.detach().cpu().contiguous().view(torch.uint8).reshape(size, -1).numpy()
     width = -(-raw.shape[1] // 4) * 4
