@@ -35,6 +35,11 @@ def one_line(text: str) -> str:
     return line if len(line) <= LARGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"
 
 
+def csv_cell(text: str) -> str:
+    """A text as a cell of a CSV file: a spreadsheet would run some beginnings as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
 @dataclass(frozen=True)
 class Limit:
     """What a number may be: its range, and whether it is a whole one."""

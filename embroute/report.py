@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 SUMMARY = "summary.json"
@@ -45,7 +46,10 @@ def read_summary(folder: Path) -> Summary:
     path = folder / SUMMARY
     if not path.is_file():
         raise ValueError(f"{folder}: no {SUMMARY} here; a run writes it when it ends")
-    return Summary(**json.loads(path.read_text()))
+    try:
+        return Summary(**json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError):
+        raise ValueError(f"{path}: not a summary as this version writes it") from None
 
 
 COLUMNS = ("policy", "steps", "samples\n/s", "log-\nloss", "AUC", "rows\nMB", "of\nvanilla")
@@ -61,8 +65,8 @@ def runs_table(runs: Mapping[str, Summary]) -> Table:
         quality = (run.metrics.get(key) for key in ("log_loss", "auc"))
         share = f"{run.row_bytes / run.vanilla_row_bytes:.2f}" if run.vanilla_row_bytes else ""
         table.add_row(
-            name,
-            run.policy,
+            escape(name),
+            escape(run.policy),
             str(run.steps),
             f"{run.samples_per_s:,.0f}",
             *("" if value is None else f"{value:.4f}" for value in quality),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -242,14 +243,13 @@ def choose_workers(policy: Policy, job: Job) -> tuple[int, ...]:
 
 def _listed(policy: Policy, count: int) -> tuple[int, ...]:
     parts = policy.workers.split("+")
-    if not all(part.isdigit() and int(part) < count for part in parts) or len(set(parts)) < len(
-        parts
-    ):
+    numbers = [int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)]
+    if len(set(numbers)) < len(parts) or max(numbers) >= count:
         raise ValueError(
-            f"{policy.name}: workers must be all, fast, or numbers below {count} such as 0+1+2, "
-            f"got {policy.workers!r}"
+            f"policy {policy.name}: workers must be all, fast, or numbers below {count} such as "
+            f"0+1+2, got {policy.workers!r}"
         )
-    return tuple(int(part) for part in parts)
+    return tuple(numbers)
 
 
 def measure_named(text: str, job: Job, watch: Callable[[StepReport], None] = _unwatched) -> Outcome:

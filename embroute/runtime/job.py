@@ -149,6 +149,8 @@ def _checked(model: object, optimizer: object) -> list[Optimizer]:
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer or a list of some, got {shown(optimizer)}"
         )
+    if len({id(one) for one in given}) < len(given):
+        raise ValueError(f"optimizer: the list has one of its {len(given)} twice")
     return list(given)
 
 

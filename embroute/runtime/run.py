@@ -218,6 +218,8 @@ class Run:
 
     def held_out(self) -> Iterator[object]:
         """This worker's held-out samples; where `evaluation_due`, and once after the last step."""
+        if self.finished and self._first_look is None:
+            raise RuntimeError("held_out() was called where no evaluation was due")
         item: Ready = self._first_look or self._courier.ready.get()
         self._first_look = None
         while not isinstance(item, Looked):

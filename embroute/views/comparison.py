@@ -8,6 +8,7 @@ import json
 
 from bokeh.plotting import figure
 
+from embroute.config import csv_cell
 from embroute.views.closely import closely
 from embroute.views.detail import PHASES, Compared
 from embroute.views.figures import (
@@ -169,7 +170,7 @@ def _csv(shown: Compared) -> str:
     for line in shown.lines:
         figures = [line.transmission_cost_s, line.step_time_s, line.hit_rate]
         counts = [line.rows[k] for k in rows] + [line.bytes[k] for k in kinds]
-        writer.writerow([line.name, *figures, *counts])
+        writer.writerow([csv_cell(line.name), *figures, *counts])
     return out.getvalue()
 
 

@@ -80,5 +80,11 @@ def read_history(folder: Path, name: str) -> History:
 
 def _ranks(folder: Path) -> dict[str, dict[str, Any]]:
     """What each rank wrote of itself."""
-    paths = sorted((folder / RANKS).glob("*.json"))
-    return {path.stem: json.loads(path.read_text("utf-8")) for path in paths}
+    found = {}
+    for path in sorted((folder / RANKS).glob("*.json")):
+        try:
+            found[path.stem] = json.loads(path.read_text("utf-8"))
+            dict(found[path.stem]["seconds"])
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"{path}: not what this version writes of a rank") from None
+    return found

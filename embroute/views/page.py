@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +123,5 @@ def render(page: Page) -> str:
         "SCRIPT": (HERE / "page.js").read_text("utf-8"),
     }
     text = (HERE / "page.html").read_text("utf-8")
-    for name, part in parts.items():
-        text = text.replace("{{" + name + "}}", part, 1)
-    return text
+    # In one pass: a name of data may look like a place of the page, too.
+    return re.sub(r"{{([A-Z]+)}}", lambda place: parts[place.group(1)], text)

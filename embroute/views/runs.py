@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from bokeh.plotting import figure
 
+from embroute.config import csv_cell
 from embroute.views.figures import (
     BLUE,
     PALE,
@@ -199,7 +200,7 @@ def _csv(runs: Sequence[History]) -> str:
     writer.writerow(["run", *columns])
     for run in runs:
         for report in run.reports:
-            writer.writerow([run.name, *(getattr(report, column) for column in columns)])
+            writer.writerow([csv_cell(run.name), *(getattr(report, column) for column in columns)])
     return out.getvalue()
 
 

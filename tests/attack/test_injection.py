@@ -1,0 +1,137 @@
+"""Names that mean something to a browser, a template or a spreadsheet stay names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from embroute.config import csv_cell
+from embroute.report import Summary, read_summary, runs_table
+from embroute.views.history import Evaluation, History, Report, read_history
+from embroute.views.page import Page, Sheet, render
+from embroute.views.runs import runs_page
+from tests.pages import block, compared
+
+EVIL = "<script>alert(1)</script>\"'&"
+FORMULAS = ["=cmd", "+1", "-1", "@x", "\tx", "\rx"]
+
+
+class Scripts(HTMLParser):
+    """Text of the scripts that a browser would run, and of event handlers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        kinds = dict(attrs)
+        self._inside = tag == "script" and kinds.get("type") != "application/json"
+        self.found += [value or "" for name, value in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.found.append(data)
+        self._inside = False
+
+
+def assert_harmless(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert "alert(1)" in text  # the name is there
+    assert EVIL not in text
+    assert "<script>alert" not in text
+    scripts = Scripts()
+    scripts.feed(text)
+    assert not any(script.startswith("alert(1)") for script in scripts.found)
+
+
+@pytest.fixture(scope="module")
+def evil_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose name and columns are markup; a file's name holds no slash."""
+    path = tmp_path_factory.mktemp("data") / f"{EVIL.replace('/', '')}.csv"
+    column = EVIL.replace('"', '""')
+    lines = [f'"{column}",y', *(f"{i % 7},{i % 2}" for i in range(200))]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_comparison_escapes_files_columns_hosts_and_policies(
+    evil_data: Path, tmp_path: Path
+) -> None:
+    network = tmp_path / "net.yaml"
+    name = json.dumps(EVIL)
+    network.write_text(f"hosts: {{{name}: {{link: 1gbit}}}}\nworkers: [{name}]\nshards: [{name}]\n")
+    policy = "dispatch=block  sync=on-demand(  )"  # a name of its own, blanks and all
+    options: tuple[str, ...] = ("--data", str(evil_data), "--categorical", EVIL, "--label", "y")
+    options += ("--policies", policy, "--network", str(network), "--batch", "2", "--steps", "8")
+    page, values = compared(
+        tmp_path, *options, "--warmup", "1", "--cache", "100%", "--report-caches", "none"
+    )
+    assert values["policies"][policy]["per_worker"][0]["host"] == EVIL
+    assert_harmless(page)
+
+
+def history(name: str) -> History:
+    """A run of one report and one evaluation, with markup for a policy and a rank."""
+    summary = Summary(EVIL, 8, 256, 256.0, 0.7, {"auc": 0.5, "log_loss": 0.7}, 100, 200, {})
+    report = Report(8, 1.0, 0.7, 256.0, 0.5, [1.0, 2.0], 100, 200)
+    evaluation = Evaluation(8, 1.0, 100, 0.7, 0.5)
+    return History(name, summary, [report], [evaluation], {EVIL: {"compute": 1.0}}, {})
+
+
+def test_a_report_of_runs_escapes_folders_and_policies(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(runs_page([history(EVIL), history("=1+1")]), "utf-8")
+    assert_harmless(page)
+    rows = list(csv.reader(io.StringIO(block(page, "files")["runs.csv"])))
+    assert [row[0] for row in rows] == ["run", EVIL, "'=1+1"]
+
+
+@pytest.mark.parametrize("name", ["[/b]", "[bold]x", EVIL])
+def test_a_table_of_runs_shows_names_as_they_are(name: str) -> None:
+    console = Console(width=400, file=io.StringIO())
+    console.print(runs_table({name: history(name).summary}))
+    assert isinstance(console.file, io.StringIO)
+    assert name in console.file.getvalue()
+    assert EVIL in console.file.getvalue()
+
+
+def test_every_text_of_a_page_is_escaped() -> None:
+    sheet = Sheet((EVIL,), [(EVIL,)])
+    text = render(Page(EVIL, EVIL, sheet, [], {EVIL: EVIL}))
+    assert EVIL not in text
+    assert "<script>alert" not in text
+
+
+def test_a_name_that_looks_like_a_place_of_the_page_stays_a_name() -> None:
+    text = render(Page("{{SCRIPT}}", "{{DATA}}", Sheet(("a",), [("{{BOKEH}}",)]), [], {}))
+    body = text.split("<body>")[1]
+    for name in ("{{SCRIPT}}", "{{DATA}}", "{{BOKEH}}"):
+        assert name in body
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_cell_is_no_formula(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["vanilla", "esd(1)", "a=1", "", "'=1", "1-2"])
+def test_other_cells_stay_as_they_are(text: str) -> None:
+    assert csv_cell(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "3", '{"policy": 1, "more": 2}'])
+def test_a_damaged_record_of_a_run_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=r"summary\.json: not a summary as this version writes it"):
+        read_summary(tmp_path)
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "worker0.json").write_text(text)
+    with pytest.raises(ValueError, match=r"worker0\.json: not what this version writes of a rank"):
+        read_history(tmp_path, "run")
