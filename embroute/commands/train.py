@@ -46,6 +46,7 @@ OPTIONS = (
     ("tables", "Initial tables: a file that `checkpoint export` wrote."),
     ("checkpoint-every", "Steps between checkpoints; 0: at the end and on SIGTERM only."),
     ("keep", "Checkpoints to keep."),
+    ("restarts", "Start all ranks again from the last whole checkpoint, at most so often."),
     ("peer-timeout", "Seconds without a sign of life after which a rank counts as lost."),
     ("out", "Folder of the run: run file, metrics, checkpoints."),
     ("device", "Of the dense part: cpu or cuda."),
@@ -81,13 +82,6 @@ def _with_options(command: click.Command) -> click.Command:
 @click.option(
     "--resume", is_flag=True, default=None, help="Go on from the newest checkpoint in --out."
 )
-@click.option(
-    "--restarts",
-    type=click.IntRange(0, 1000),
-    default=0,
-    show_default=True,
-    help="Start again from the last checkpoint at most so often.",
-)
 @data_options
 def train_command(
     data_options: DataOptions,
@@ -95,7 +89,6 @@ def train_command(
     run_file: Path | None,
     shuffle: bool | None,
     resume: bool | None,
-    restarts: int,
     **given: str | None,
 ) -> None:
     """Train a model on this machine: a coordinator, shards and workers, each a process.
@@ -120,7 +113,7 @@ def train_command(
         run = replace(run, **values)  # type: ignore[arg-type]
         if run.tables and not is_file(run.tables):
             raise ValueError(f"--tables must be a file, got {shown(run.tables)}")
-        launch(run, restarts)
+        launch(run)
     except RunFailedError as error:
         click.echo(f"embroute: {error}", err=True)
         sys.exit(error.exit_code)

@@ -15,7 +15,7 @@ from embroute.runtime.supervisor import Program, RunFailedError, StoppedError, s
 from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
 
 
-def launch(run: RunFile, restarts: int) -> None:
+def launch(run: RunFile) -> None:
     """Run it to the end; a failed rank's reason is in the RunFailedError."""
     layout = run.layout()
     if len(layout.nodes) > 1:
@@ -32,7 +32,7 @@ def launch(run: RunFile, restarts: int) -> None:
         path = scratch / RUN_FILE
         run.write(path)
         command = (sys.executable, "-m", "embroute.train", str(path))
-        program = Program(command, ranks, restarts)
+        program = Program(command, ranks, run.restarts)
         with FolderLock("--out", out, program.run_id):
             _check_start(run)
             _supervise(program, out / CHECKPOINTS)

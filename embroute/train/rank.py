@@ -28,6 +28,7 @@ from embroute.models.samples import Samples
 from embroute.policy.setup import dims
 from embroute.runtime.gather import gather
 from embroute.runtime.inbox import announce
+from embroute.runtime.job_store import attempt
 from embroute.runtime.optim import RowWiseAdagrad
 from embroute.runtime.prepare import prepare
 from embroute.runtime.prepared import Prepared
@@ -164,6 +165,7 @@ def settings_of(run: RunFile, data: Data, folder: Path) -> Settings:
         checkpoint_every=run.checkpoint_every,
         keep=run.keep,
         resume=run.resume,
+        fall_back=run.restarts > 0 or attempt() > 0,  # nobody may be there to move it away
     )
     if run.tables:
         settings["tables"] = Path(run.tables)

@@ -67,6 +67,7 @@ class RunFile:
     checkpoint_every: int = 0
     keep: int = 2
     resume: bool = False
+    restarts: int = 0
     peer_timeout: float = 30.0
     out: str = "run"
     device: str = "cpu"
