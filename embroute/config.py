@@ -11,7 +11,7 @@ from pathlib import Path
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
-LARGEST_WIDTH = 2**16  # of a row or a layer
+LARGEST_WIDTH = 10**6  # of a row or a layer
 DEEPEST = 20  # parentheses within parentheses
 LARGEST_MESSAGE = 1000  # characters of an error that a user is shown
 

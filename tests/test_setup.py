@@ -174,9 +174,9 @@ def test_bad_widths(text: str, fault: str) -> None:
 
 
 def test_widths_of_zero() -> None:
-    with pytest.raises(ValueError, match="--dim must be between 1 and 65536, got 0"):
+    with pytest.raises(ValueError, match="--dim must be between 1 and 1000000, got 0"):
         Setup(schema_of(5), edge(), 0)
-    with pytest.raises(ValueError, match="--dim must be between 1 and 65536, got 0"):
+    with pytest.raises(ValueError, match="--dim must be between 1 and 1000000, got 0"):
         Setup(schema_of(5, 5), edge(), (4, 0))
 
 

@@ -38,7 +38,7 @@ from embroute.commands.data import reported
 from embroute.commands.data_options import data_options
 from embroute.commands.job_options import output_file, tell_compiling, within
 from embroute.commands.results import scaled
-from embroute.config import LIMITS, parse_int, parse_size, shown
+from embroute.config import LIMITS, one_line, parse_int, parse_size, shown
 from embroute.cost import OPTIMIZERS, sum_share_W
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions, naming, open_source
@@ -59,13 +59,13 @@ def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
     parts = span.groups() if span else text.split(",")
     try:
         counts = [parse_int("--workers", part, 1, most) for part in parts]
-    except ValueError as error:
+    except ValueError:
         fault = f"between 1 and {most}, the workers of --network"
-        raise ValueError(f"--workers {shown(text)}: {fault} ({error})") from None
+        raise ValueError(f"--workers {one_line(text)}: {fault}") from None
     if span:
         counts = list(range(counts[0], counts[1] + 1))
     if not counts:
-        raise ValueError(f"--workers {shown(text)}: the second number must not be smaller")
+        raise ValueError(f"--workers {one_line(text)}: the second number must not be smaller")
     return tuple(sorted(set(counts), reverse=True))
 
 
