@@ -11,7 +11,6 @@ import os
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,6 @@ from embroute.runtime.tensor_header import (
 
 Array = npt.NDArray[np.generic]
 PIECE_BYTES = 1 << 24  # of a tensor, read or written at a time
-BESIDE_BYTES = 1 << 22  # summed while the next are read
 
 
 class FileInfo(NamedTuple):
@@ -162,7 +160,6 @@ class TensorFile:
             raise DamagedError(path, "it has no checksums")
         # The last block that was read in part: whoever reads on needs the rest of it.
         self._kept, self._kept_block = bytearray(), -1
-        self._beside, self._busy = ThreadPoolExecutor(1, "checksums"), False
 
     @property
     def names(self) -> list[str]:
@@ -265,8 +262,7 @@ class TensorFile:
             block = at // size
             start, stop = block * size, min((block + 1) * size, self._data_bytes)
             if at == start and stop <= end and block != self._kept_block:
-                stop = end if end == self._data_bytes else end // size * size
-                self._read_blocks(block, out[at - first : stop - first])
+                self._read_block(block, out[at - first : stop - first])
             else:
                 stop, part = min(stop, end), self._keep(block)
                 out[at - first : stop - first] = part[at - start : stop - start]
@@ -282,39 +278,6 @@ class TensorFile:
             self._read_block(block, part)
             self._kept_block = block
         return memoryview(self._kept)
-
-    def _read_blocks(self, block: int, out: memoryview) -> None:
-        """Whole blocks; where they are many, they are summed beside the reading of the next."""
-        size, at = self._header.block_bytes, 0
-        if self.has_sums and not self._busy and len(out) >= 2 * BESIDE_BYTES >= 2 * size:
-            at = self._read_beside(block, out)
-        for start in range(at, len(out), size):
-            self._read_block(block + start // size, out[start : start + size])
-
-    def _read_beside(self, block: int, out: memoryview) -> int:
-        """Blocks that another thread sums; the bytes read until it found no idle core."""
-        size = self._header.block_bytes
-        step = BESIDE_BYTES // size * size
-        check: Future[None] | None = None
-        for at in range(0, len(out), step):
-            part, number = out[at : at + step], block + at // size
-            self._read(self._first + block * size + at, part)
-            # Summing takes a fraction of the time of reading: a thread that is late has no core.
-            self._busy = check is not None and not check.done()
-            if check is not None:
-                check.result()
-            if self._busy:
-                self._check_blocks(number, part)
-                return at + len(part)
-            check = self._beside.submit(self._check_blocks, number, part)
-        if check is not None:
-            check.result()
-        return len(out)
-
-    def _check_blocks(self, block: int, data: memoryview) -> None:
-        size = self._header.block_bytes
-        for at in range(0, len(data), size):
-            self._check(block + at // size, data[at : at + size])
 
     def _read_block(self, block: int, out: memoryview) -> None:
         first = self._first + block * self._header.block_bytes
