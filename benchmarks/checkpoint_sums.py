@@ -1,0 +1,175 @@
+"""Checksums of checkpoints: what they add to reading and writing a shard's file, in page cache.
+
+The file is read by `load_shard` as it is, and with the comparison of sums left out, in turns. The
+page cache is the hardest case: a disk is slower, and the sums cost the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.record import markdown, record
+from embroute.cluster import uniform
+from embroute.data.schema import Schema, Table
+from embroute.policy.setup import Setup
+from embroute.runtime.checkpoint import load_shard, save_shard
+from embroute.runtime.optim import RowOptimizer
+from embroute.runtime.places import Places
+from embroute.runtime.store import ShardStore, Widths
+from embroute.runtime.tensor_files import TensorFile
+from embroute.runtime.tensor_header import BLOCK_BYTES, Header, parse_header
+
+TARGET = 0.10  # of the time of a reading without sums
+WIDTH = 32
+ADAGRAD = RowOptimizer("adagrad", 0.1)
+TABLES = 4
+
+
+class NoSum:
+    """A hash that does nothing."""
+
+    def update(self, _: memoryview) -> None:
+        """Take no notice."""
+
+    def hexdigest(self) -> str:
+        """Zeros."""
+        return "0" * 16
+
+
+def places_of(num_shards: int, num_rows: int) -> Places:
+    tables = tuple(Table(f"t{t}", num_rows // TABLES) for t in range(TABLES))
+    return Places(Setup(Schema(tables, ()), uniform(1, num_shards), (WIDTH,) * TABLES))
+
+
+def stores_of(places: Places, filled: bool = False) -> list[ShardStore]:
+    widths, rng = Widths(places, ADAGRAD, "float32"), np.random.default_rng(0)
+    stores = [ShardStore(k, places, widths, ADAGRAD) for k in range(places.num_shards)]
+    for records in (records for store in stores for records in store.records if filled):
+        records[:] = rng.random(records.shape, np.float32)
+    return stores
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def unsummed() -> Iterator[None]:
+    """Tensor files are read as if another program had written them."""
+
+    def parsed(raw: bytes, data_bytes: int) -> Header:
+        return replace(parse_header(raw, data_bytes), sums=None)
+
+    unchecked = partial(TensorFile, needs_sums=False)
+    with (
+        patch("embroute.runtime.tensor_files.parse_header", parsed),
+        patch("embroute.runtime.checkpoint.TensorFile", unchecked),
+        patch("embroute.runtime.manifest.TensorFile", unchecked),
+    ):
+        yield
+
+
+def forget(path: Path) -> None:
+    """Have the system drop a file from memory."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+
+
+def reading(
+    folder: Path, old: int, new: int, given: argparse.Namespace, cold: bool = False
+) -> list[object]:
+    """Shards of an old number read as the first of a new number, into memory that is used again."""
+    num_rows = given.megabytes * 1_000_000 // (2 * WIDTH * 4) * old
+    places, path = places_of(old, num_rows), folder / f"of{old}"
+    if not path.exists():
+        path.mkdir()
+        for shard, store in enumerate(stores_of(places, filled=True)):
+            save_shard(path, store, places, shard)
+    target = places_of(new, num_rows)
+    store = stores_of(target, filled=True)[0]
+    ways: list[Callable[[], AbstractContextManager[None]]] = [unsummed, nullcontext]
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(given.rounds):
+        for way, taken in zip(ways, times, strict=True):
+            for file in path.iterdir() if cold else ():
+                forget(file)
+            with way():
+                taken.append(seconds(lambda: load_shard(path, store, target, 0)))
+    size = sum(file.stat().st_size for file in path.iterdir())
+    if old == new:
+        size //= old
+    where = ", from disk" if cold else ""
+    return _row(f"read: {old} shards as the first of {new}{where}", size, times)
+
+
+def writing(folder: Path, given: argparse.Namespace) -> list[object]:
+    """A shard's file, without waiting for a disk."""
+    num_rows = given.megabytes * 1_000_000 // (2 * WIDTH * 4)
+    places, path = places_of(1, num_rows), folder / "written"
+    path.mkdir()
+    (store,) = stores_of(places, filled=True)
+    checked, plain = [], []
+    with patch("os.fsync"):
+        for _ in range(given.rounds):
+            checked.append(seconds(lambda: save_shard(path, store, places, 0)))
+            with patch("xxhash.xxh3_64", NoSum):
+                plain.append(seconds(lambda: save_shard(path, store, places, 0)))
+    size = sum(file.stat().st_size for file in path.iterdir())
+    return _row("write, without fsync", size, [plain, checked])
+
+
+def _row(name: str, size: int, times: list[list[float]]) -> list[object]:
+    """Rates without and with sums, and how much longer it takes with them."""
+    plain, checked = times
+    more = median(a / b - 1 for a, b in zip(checked, plain, strict=True))
+    rates = [f"{size / median(taken) / 1e9:.2f}" for taken in times]
+    print(name, *rates, f"{more:+.1%}", flush=True)
+    return [name, f"{size / 1e6:,.0f}", *rates, f"{more:+.1%}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=1000, help="of a shard's file")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", type=Path, help="where the files go [the system's]")
+    given = parser.parse_args()
+    load = os.getloadavg()[0]
+    with TemporaryDirectory(dir=given.folder) as scratch:
+        folder = Path(scratch)
+        rows = [
+            reading(folder, 1, 1, given),
+            reading(folder, 2, 2, given),
+            reading(folder, 1, 2, given),
+            reading(folder, 2, 3, given),
+            reading(folder, 1, 1, given, cold=True),
+            writing(folder, given),
+        ]
+    note = (
+        f"A shard's records of {WIDTH} values and {WIDTH} numbers of Adagrad, float32, "
+        f"{given.megabytes} MB a shard, in page cache unless a row says otherwise; blocks of "
+        f"{BLOCK_BYTES >> 10} KiB, XXH3. Without and with sums in turns, {given.rounds} times; "
+        f"rates are medians, the last column is the median over turns. Load of the machine "
+        f"before: {load:.1f}, after: {os.getloadavg()[0]:.1f}."
+    )
+    headings = ["work", "MB", "GB/s without", "GB/s with sums", f"more (target {TARGET:.0%})"]
+    record("checkpoint_sums", "Checksums of checkpoints", f"{note}\n\n{markdown(headings, rows)}")
+
+
+if __name__ == "__main__":
+    main()
