@@ -30,7 +30,7 @@ def told(patch: Patch, captured: Captured, *words: str) -> str:
     said = captured.readouterr()
     assert ended.value.code == 2, said
     assert said.out == ""
-    lines = said.err.splitlines()
+    lines = [line for line in said.err.splitlines() if not line.startswith("compiling for")]
     assert len(lines) == 1 or lines[0].startswith("Usage: "), said.err
     return lines[-1]
 
