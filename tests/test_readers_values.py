@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from embroute.data.batch import PADDING, Batch, Source, concat
 from embroute.data.open import DataOptions, open_source
-from embroute.data.readers.criteo import COLUMNS, criteo
+from embroute.data.readers.criteo import CRITEO_COLUMNS, criteo
 from embroute.data.readers.keys import Vocabulary, hashed_ids, keys_of, vocabulary
 from embroute.data.readers.layout import Layout
 from embroute.data.readers.rows import Reading
@@ -63,8 +63,8 @@ def test_criteo_equals_a_plain_parse(tmp_path: Path) -> None:
     batch = whole(source)
     assert source.num_samples == 200
     assert source.schema.labelled
-    assert source.schema.dense == COLUMNS[1:14]
-    assert [field.name for field in source.schema.fields] == list(COLUMNS[14:])
+    assert source.schema.dense == CRITEO_COLUMNS[1:14]
+    assert [field.name for field in source.schema.fields] == list(CRITEO_COLUMNS[14:])
     assert batch.label.tolist() == [float(line[0]) for line in lines]
     dense = [[math.log1p(max(float(cell or 0), 0.0)) for cell in line[1:14]] for line in lines]
     np.testing.assert_allclose(batch.dense, dense, rtol=1e-6)

@@ -11,9 +11,9 @@ import click
 from embroute.data.open import DataOptions
 from embroute.data.readers.detect import FORMATS
 
-P = ParamSpec("P")
-R = TypeVar("R")
-_NAMES = tuple(DataOptions.__dataclass_fields__)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_DATA_NAMES = tuple(DataOptions.__dataclass_fields__)
 
 
 def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[s
     return names
 
 
-_OPTIONS = (
+_DATA_OPTIONS = (
     click.option("--format", type=click.Choice(FORMATS), help="Format of the files [detected]."),
     click.option("--label", metavar="COLUMN", help="Column of 0 and 1; may be left out."),
     click.option(
@@ -75,14 +75,14 @@ _OPTIONS = (
 )
 
 
-def data_options(command: Callable[Concatenate[DataOptions, P], R]) -> Callable[P, R]:
+def data_options(command: Callable[Concatenate[DataOptions, _P], _R]) -> Callable[_P, _R]:
     """Add the data options to a command; it gets them as its first argument, a DataOptions."""
 
     @wraps(command)
-    def with_options(*args: P.args, **kwargs: P.kwargs) -> R:
-        values = {name: kwargs.pop(name) for name in _NAMES}
+    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        values = {name: kwargs.pop(name) for name in _DATA_NAMES}
         return command(DataOptions(**values), *args, **kwargs)  # type: ignore[arg-type]
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(_DATA_OPTIONS):
         with_options = option(with_options)
     return with_options

@@ -20,8 +20,8 @@ from embroute.data.batch import Source
 from embroute.policy.setup import Setup, dims
 from embroute.simulate import Job, compiled
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class _Number(click.FloatRange):
@@ -119,11 +119,11 @@ _OPTIONS = (
 )
 
 
-def job_options(command: Callable[Concatenate[JobOptions, P], R]) -> Callable[P, R]:
+def job_options(command: Callable[Concatenate[JobOptions, _P], _R]) -> Callable[_P, _R]:
     """Add the options of a run to a command; it gets them as its first argument."""
 
     @wraps(command)
-    def with_options(*args: P.args, **kwargs: P.kwargs) -> R:
+    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         values = {name: kwargs.pop(name) for name in _NAMES}
         return command(JobOptions(**values), *args, **kwargs)  # type: ignore[arg-type]
 

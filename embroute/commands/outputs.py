@@ -18,8 +18,8 @@ from embroute.comparison import to_json
 from embroute.config import parse_size
 from embroute.views.detail import Compared
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 CACHES = "2%,4%,6%,10%,20%,30%"
 
@@ -90,11 +90,11 @@ _OPTIONS = (
 )
 
 
-def output_options(command: Callable[Concatenate[Outputs, P], R]) -> Callable[P, R]:
+def output_options(command: Callable[Concatenate[Outputs, _P], _R]) -> Callable[_P, _R]:
     """Add the options of files to a command; it gets them as its first argument."""
 
     @wraps(command)
-    def with_options(*args: P.args, **kwargs: P.kwargs) -> R:
+    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         values = {name: kwargs.pop(name) for name in Outputs.__dataclass_fields__}
         return command(Outputs(**values), *args, **kwargs)  # type: ignore[arg-type]
 

@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numba
 from numba.core.caching import _CacheLocator
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -51,17 +51,17 @@ def _drop_old_caches() -> None:
 _drop_old_caches()
 
 
-def kernel(function: Callable[P, R]) -> Callable[P, R]:
+def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile a free function over arrays; it keeps its annotated type."""
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=True)(function))
+    return cast(Callable[_P, _R], numba.njit(nogil=True, cache=True)(function))
 
 
-def inlined(function: Callable[P, R]) -> Callable[P, R]:
+def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile into its callers: for what an inner loop calls.
 
     A call that is not inlined counts references to every array it is given, each time.
     """
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, inline="always")(function))
+    return cast(Callable[_P, _R], numba.njit(nogil=True, cache=True, inline="always")(function))
 
 
 def is_compiled(function: Callable[..., object]) -> bool:

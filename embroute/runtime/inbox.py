@@ -63,16 +63,16 @@ def receive(channel: Channel, enough: threading.Event | None = None) -> Note:
     return Note(int(head[0]), unpack(body), head.nbytes + body.nbytes)
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Handover(Generic[T]):
+class Handover(Generic[_T]):
     """A bounded queue between two threads in which an exception travels like a value."""
 
     def __init__(self, depth: int = 0) -> None:
-        self._queue: queue.Queue[T | BaseException] = queue.Queue(depth)
+        self._queue: queue.Queue[_T | BaseException] = queue.Queue(depth)
 
-    def put(self, value: T) -> None:
+    def put(self, value: _T) -> None:
         """Hand a value over; waits while the queue is full."""
         self._queue.put(value)
 
@@ -91,7 +91,7 @@ class Handover(Generic[T]):
         except queue.Empty:
             return
 
-    def get(self) -> T:
+    def get(self) -> _T:
         """The next value; raises what the other thread raised."""
         value = self._queue.get()
         if isinstance(value, BaseException):
@@ -100,7 +100,7 @@ class Handover(Generic[T]):
         return value
 
 
-def background(name: str, work: Callable[[], None], tell: Handover[T]) -> threading.Thread:
+def background(name: str, work: Callable[[], None], tell: Handover[_T]) -> threading.Thread:
     """Run work on a thread of its own; what it raises reaches the reader of `tell`."""
 
     def guarded() -> None:

@@ -10,7 +10,7 @@ from embroute.runtime.exchange import Bytes, Hub, LocalChannel, LostPeerError
 from embroute.runtime.mail import CopiedMail
 from embroute.runtime.seat import Seat, names
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class LocalMail(CopiedMail):
@@ -36,12 +36,12 @@ def local_seat(hub: Hub, name: str, num_workers: int, num_shards: int) -> Seat:
     return Seat(name, num_workers, num_shards, plans, mail, dense, answers, star)
 
 
-def run_local(num_workers: int, num_shards: int, main: Callable[[Seat], T]) -> dict[str, T]:
+def run_local(num_workers: int, num_shards: int, main: Callable[[Seat], _T]) -> dict[str, _T]:
     """Run `main` as every rank of a job; returns what each gave, or raises what the first raised.
 
     A rank that fails wakes all others, as a closed connection would.
     """
-    hub, results = Hub(), dict[str, T]()
+    hub, results = Hub(), dict[str, _T]()
     errors: list[BaseException] = []
 
     def rank(name: str) -> None:

@@ -96,32 +96,32 @@ def unwrap(items: Sequence[Item], message: Bytes, widths: Widths) -> Parcel:
     return Parcel(room_in(items, message, widths), dict(zip(steps, rates.tolist(), strict=True)))
 
 
-T = TypeVar("T", Item, Staged)
+_T = TypeVar("_T", Item, Staged)
 
 
-def in_parts(entries: Iterable[T], parts: int) -> list[list[T]]:
+def in_parts(entries: Iterable[_T], parts: int) -> list[list[_T]]:
     """What moves in each of some parts; a block is within one, whoever made fewer or more."""
-    found: list[list[T]] = [[] for _ in range(parts)]
+    found: list[list[_T]] = [[] for _ in range(parts)]
     for entry in entries:
         found[entry.block.part * parts // MOST_PARTS].append(entry)
     return found
 
 
-class Pending(Generic[T]):
+class Pending(Generic[_T]):
     """What waits for the early phase of a later step, in the order in which it will leave."""
 
     def __init__(self) -> None:
-        self._by_step: defaultdict[int, list[T]] = defaultdict(list)
+        self._by_step: defaultdict[int, list[_T]] = defaultdict(list)
 
-    def add(self, step: int, entries: Iterable[T]) -> None:
+    def add(self, step: int, entries: Iterable[_T]) -> None:
         """Let entries leave with the early phase of a step."""
         self._by_step[step].extend(entries)
 
-    def take(self, step: int) -> list[T]:
+    def take(self, step: int) -> list[_T]:
         """What leaves with the early phase of a step."""
         return self._by_step.pop(step, [])
 
-    def take_all(self) -> list[T]:
+    def take_all(self) -> list[_T]:
         """Everything, for a drain."""
         entries = [entry for step in sorted(self._by_step) for entry in self._by_step[step]]
         self._by_step.clear()

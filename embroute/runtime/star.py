@@ -57,12 +57,12 @@ def add_up(channel: Channel, workers: Sequence[str]) -> None:
             channel.swap([], list(zip(workers, heads, strict=True)))
             if (head_W[:, SENT] == GONE).all():
                 return
-            _add_up(channel, workers, head_W)
+            _reduce_once(channel, workers, head_W)
         except LostPeerError:
             return  # whoever is lost is missed elsewhere
 
 
-def _add_up(channel: Channel, workers: Sequence[str], head_W: I64) -> None:
+def _reduce_once(channel: Channel, workers: Sequence[str], head_W: I64) -> None:
     """One sum."""
     asked = {tuple(head) for head in head_W[:, AWAITED:].tolist()}
     sent = set(head_W[:, SENT].tolist()) - {0}

@@ -92,7 +92,7 @@ class SharedAdder:
             addends[self._index].copy_(piece)
             self._meet()
             if len(addends) <= FEW:
-                _add_up(addends, piece)
+                _sum_in_order(addends, piece)
             else:
                 self._add_by_share(addends, piece)
 
@@ -101,7 +101,7 @@ class SharedAdder:
         shares = [addend.tensor_split(len(addends)) for addend in addends]
         mine = [share[self._index] for share in shares]
         total = torch.empty_like(mine[0])
-        _add_up(mine, total)
+        _sum_in_order(mine, total)
         mine[self._index].copy_(total)
         self._meet()
         torch.cat([share[worker] for worker, share in enumerate(shares)], out=piece)
@@ -114,7 +114,7 @@ class SharedAdder:
         self._near.swap(sends, list(zip(names, seen, strict=True)))
 
 
-def _add_up(addends: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+def _sum_in_order(addends: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """The sum in the order of workers."""
     torch.add(addends[0], addends[1], out=out)
     for addend in addends[2:]:

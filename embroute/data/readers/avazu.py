@@ -6,7 +6,7 @@ import polars as pl
 
 from embroute.data.readers.layout import Layout, Words
 
-CATEGORICAL = (
+AVAZU_CATEGORICAL = (
     "hour",
     "C1",
     "banner_pos",
@@ -38,4 +38,4 @@ def avazu() -> Layout:
     Its fields are every column but `id` (unique a row) and the label `click`; of the time only
     the hour of the day is kept, since the date of a test row never occurs in training.
     """
-    return Layout("avazu", categorical=CATEGORICAL, label="click", derived={"hour": hour_of_day})
+    return Layout("avazu", categorical=AVAZU_CATEGORICAL, label="click", derived={"hour": hour_of_day})

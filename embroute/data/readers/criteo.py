@@ -8,9 +8,9 @@ import numpy.typing as npt
 from embroute.data.readers.layout import Layout
 from embroute.data.readers.records import Syntax
 
-DENSE = tuple(f"I{i}" for i in range(1, 14))
-CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
-COLUMNS = ("label", *DENSE, *CATEGORICAL)
+CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
+CRITEO_CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
+CRITEO_COLUMNS = ("label", *CRITEO_DENSE, *CRITEO_CATEGORICAL)
 
 
 def log_count(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -25,10 +25,10 @@ def criteo() -> Layout:
     """
     return Layout(
         "criteo",
-        categorical=CATEGORICAL,
+        categorical=CRITEO_CATEGORICAL,
         label="label",
-        dense=DENSE,
-        columns=COLUMNS,
+        dense=CRITEO_DENSE,
+        columns=CRITEO_COLUMNS,
         header=False,
         syntax=Syntax("\t", quoted=False),
         scale=log_count,

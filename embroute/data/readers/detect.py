@@ -48,11 +48,11 @@ def look_at(path: Path) -> Look:
 
 def detect(look: Look) -> str | None:
     """The format of a file that is not to be read as a table, None where it looks like none."""
-    if look.first_line.count("\t") == len(criteo.COLUMNS) - 1:
+    if look.first_line.count("\t") == len(criteo.CRITEO_COLUMNS) - 1:
         return "criteo"
-    if set(avazu.CATEGORICAL) <= set(look.words):
+    if set(avazu.AVAZU_CATEGORICAL) <= set(look.words):
         return "avazu"
-    if look.words == list(movielens.HEADER) or look.first_line.count("::") == 3:
+    if look.words == list(movielens.MOVIELENS_HEADER) or look.first_line.count("::") == 3:
         return "movielens"
     return None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from embroute.data.readers.layout import Layout, at_least
 from embroute.data.readers.records import Syntax
 
-COLUMNS = ("user", "item", "rating", "timestamp")
-HEADER = ("userId", "movieId", "rating", "timestamp")
+MOVIELENS_COLUMNS = ("user", "item", "rating", "timestamp")
+MOVIELENS_HEADER = ("userId", "movieId", "rating", "timestamp")
 
 
 def movielens(header: bool, positive_rating: float = 4.0) -> Layout:
@@ -15,7 +15,7 @@ def movielens(header: bool, positive_rating: float = 4.0) -> Layout:
         "movielens",
         categorical=("user", "item"),
         label="rating",
-        columns=COLUMNS,
+        columns=MOVIELENS_COLUMNS,
         header=header,
         syntax=Syntax(",") if header else Syntax("::", quoted=False),
         read_label=at_least(positive_rating),
