@@ -13,13 +13,21 @@ from pathlib import Path
 
 from benchmarks.record import commit, markdown, record
 from benchmarks.sanity import opened_traces
-from embroute.advise import FULL, Choice, Wish, advise, choices, job_of, least_memory
-from embroute.commands.advise import Asked
+from embroute.cli.advise import AdviseArgs
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions, open_source
-from embroute.data.synthetic_presets import PRESETS
+from embroute.data.synthetic.presets import LOG_PRESETS
 from embroute.kernels.codes import VALUE_STATE
-from embroute.simulate import measure_named
+from embroute.simulate.advisor import (
+    FULL_SPAN,
+    Configuration,
+    Constraints,
+    advise,
+    configurations,
+    least_memory,
+    workload_of,
+)
+from embroute.simulate.simulation import measure_named
 
 NETWORKS = ("edge-8", "dc-8")
 SPAN = (30, 10)  # steps of a simulation, and how many of them are warm-up
@@ -41,9 +49,9 @@ class Ask:
 ASKS = (Ask("default", "64", 0.05, False), Ask("rows", "256", 0.005, True))
 
 
-def wish_of(ask: Ask, network: str, source: Source) -> Wish:
+def wish_of(ask: Ask, network: str, source: Source) -> Constraints:
     """What the command line would make of it."""
-    asked = Asked(
+    asked = AdviseArgs(
         DataOptions(),
         data="",
         network=network,
@@ -90,29 +98,29 @@ class Log:
         return ", ".join(sorted({str(line["commit"]) for line in self.known.values()}))
 
 
-def first_choice(wish: Wish, key: str, log: Log) -> Choice:
+def first_choice(wish: Constraints, key: str, log: Log) -> Configuration:
     """What the adviser puts first."""
     line = log.known.get(key)
     if line is None:
         told: list[str] = []
         line = log.add(key, asdict(advise(wish, told.append)[0].choice))
-    values = {name: line[name] for name in Choice.__dataclass_fields__}
+    values = {name: line[name] for name in Configuration.__dataclass_fields__}
     values["workers"] = tuple(line["workers"])  # type: ignore[arg-type]
-    return Choice(**values)  # type: ignore[arg-type]
+    return Configuration(**values)  # type: ignore[arg-type]
 
 
-def per_sample_us(wish: Wish, choice: Choice, key: str, log: Log) -> float:
+def per_sample_us(wish: Constraints, choice: Configuration, key: str, log: Log) -> float:
     """Simulated step time over samples, in microseconds."""
     key = f"{key}: {choice}"
     line = log.known.get(key)
     if line is None:
-        step_s = measure_named(choice.policy, job_of(wish, choice, SPAN)).step_time_s
+        step_s = measure_named(choice.policy, workload_of(wish, choice, SPAN)).step_time_s
         line = log.add(key, {"step_s": step_s})
         print(f"{1e3 * step_s:9.3f} ms  {key}", flush=True)
     return 1e6 * float(str(line["step_s"])) / choice.batch
 
 
-def told(choice: Choice) -> str:
+def told(choice: Configuration) -> str:
     """A choice in a few words."""
     workers = len(choice.workers)
     return f"{choice.policy}, {workers} x {choice.batch // workers}"
@@ -122,7 +130,7 @@ def row_of(case: tuple[str, str, Ask], source: Source, log: Log) -> list[str]:
     """The first choice, the best of all, and how far apart they are."""
     trace, network, ask = case
     key, wish = f"{trace}, {network}, {ask.name}", wish_of(ask, network, source)
-    space = choices(wish)
+    space = configurations(wish)
     found = {choice: per_sample_us(wish, choice, key, log) for choice in space}
     first = first_choice(wish, f"{key}: first", log)
     spent = per_sample_us(wish, first, key, log)
@@ -145,7 +153,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Traces whose name contains this.")
     with opened_traces(parser) as (args, sources):
         log = Log(args.log)
-        sources |= {f"synthetic {name}": open_source(name) for name in PRESETS}
+        sources |= {f"synthetic {name}": open_source(name) for name in LOG_PRESETS}
         cases = [
             (trace, network, ask)
             for ask in ASKS
@@ -160,9 +168,9 @@ def main() -> None:
         "make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, as many samples a "
         f"step as {batches} on each of eight), each simulated for {SPAN[0]} steps of which "
         f"{SPAN[1]} are warm-up. Batches differ, so what is compared is step time over samples, "
-        f"which is what the adviser makes small. It looks at {FULL[0]} steps of three choices. "
-        "`default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, 8 GB). `rows`: dim "
-        "256, 0.005 ms a sample, memory for caches of a tenth of the rows. "
+        f"the quantity that the adviser minimises. It simulates {FULL_SPAN[0]} steps of three "
+        "choices. `default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, 8 GB). "
+        "`rows`: dim 256, 0.005 ms a sample, memory for caches of a tenth of the rows. "
         f"Simulated at commit {log.commits()}."
     )
     headings = ["trace, network, asked", "choices", "first choice", "best of all"]

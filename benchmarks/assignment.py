@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from benchmarks.record import markdown, record
-from embroute.policy.assign import assign
+from embroute.kernels.array_types import F64
+from embroute.planner.assignment import assign
 
-Floats = NDArray[np.float64]
-Costs = Callable[[np.random.Generator, int, int], Floats]
+Costs = Callable[[np.random.Generator, int, int], F64]
 
 SIZES = [(1024, 8), (8192, 8), (65536, 8), (1024, 64), (8192, 64)]
 SCIPY_SIZE = SIZES[0]
@@ -27,25 +27,25 @@ SCIPY_REPEATS = 3
 LIMIT_MS = {(1024, 8): 2.1, (8192, 8): 12.0, (65536, 8): 117.0, (8192, 64): 60.0}
 
 
-def uniform(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def uniform(rng: np.random.Generator, samples: int, workers: int) -> F64:
     return rng.random((samples, workers))
 
 
-def realistic(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def realistic(rng: np.random.Generator, samples: int, workers: int) -> F64:
     """Pull times of 26 rows, each at hand or not, half the links ten times slower: many ties."""
     pull_s_W = np.where(np.arange(workers) < workers // 2, 0.1, 1.0) * 2e-6
     present_SW = rng.binomial(26, 0.6, (samples, workers))
     return np.asarray((26 - present_SW) * pull_s_W, np.float64)
 
 
-def one_favourite(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def one_favourite(rng: np.random.Generator, samples: int, workers: int) -> F64:
     """Every sample prefers the same worker."""
     cost_SW = rng.random((samples, workers))
     cost_SW[:, 0] -= 1
     return cost_SW
 
 
-def one_order(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def one_order(rng: np.random.Generator, samples: int, workers: int) -> F64:
     """Every sample prefers the workers in the same order: paths through many workers."""
     weight_S = rng.random((samples, 1))
     return weight_S * np.arange(1, workers + 1) + 0.01 * rng.random((samples, workers))
@@ -64,7 +64,7 @@ def median_ms(action: Callable[[], object], repeats: int) -> float:
     return 1e3 * statistics.median(times)
 
 
-def scipy_total(cost_SW: Floats, quotas: NDArray[np.int64]) -> float:
+def scipy_total(cost_SW: F64, quotas: NDArray[np.int64]) -> float:
     place_SP = np.repeat(cost_SW, quotas, axis=1)
     return float(place_SP[linear_sum_assignment(place_SP)].sum())
 

@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.record import markdown, record
-from embroute.cluster import open_cluster
+from embroute.config.cluster_file import open_cluster
 from embroute.data.open import open_source
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, measure_named
+from embroute.planner.setup import Setup
+from embroute.simulate.simulation import Workload, measure_named
 
 DATA = ("online-retail(negatives=1)", "avazu", "movielens-25m")
 NETWORK, WORKERS, BATCH, DIM, STEPS = "edge-4", 4, 128, 16, 120
@@ -48,7 +48,7 @@ def simulated(data: str, policy: str) -> int:
     """Row bytes of the same steps as the simulator prices them."""
     source = open_source(data)
     setup = Setup(source.schema, open_cluster(NETWORK), DIM, BATCH * WORKERS)
-    outcome = measure_named(policy, Job(source, setup, STEPS, 0))
+    outcome = measure_named(policy, Workload(source, setup, STEPS, 0))
     return int(outcome.traffic.bytes_WKIP.sum() + outcome.drain_bytes_WK.sum())
 
 

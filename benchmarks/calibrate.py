@@ -13,17 +13,16 @@ from dataclasses import dataclass, replace
 
 import click
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import expit, gammaln, logit
 
 from benchmarks.facts import FACTS, SOURCES, Fact, Gini, Ids, Top
 from benchmarks.record import markdown, record
-from embroute.data.synthetic import PRESETS, Knobs, coprime
-from embroute.data.synthetic_presets import FieldLaw
-from embroute.kernels.sampling import ITEM, USER
+from embroute.data.synthetic.generator import LOG_PRESETS, Knobs, coprime
+from embroute.data.synthetic.presets import FieldLaw
+from embroute.data.synthetic.sampling import ITEM, USER
+from embroute.kernels.array_types import F64
 
-Floats = npt.NDArray[np.float64]
 EXACT, BINS = 200, 300  # ranks that are bins of their own, and bins of the others
 MANY = 2000  # counts that a Gini coefficient of users looks at
 PHASES = (np.arange(4) + 0.5) / 4
@@ -34,11 +33,11 @@ LARGE = 1000  # smaller tables have no even tail: all their ids are popular enou
 class Popularity:
     """Ids in bins: how many are in each, and their mean share of the look-ups."""
 
-    ids_B: Floats
-    share_B: Floats
+    ids_B: F64
+    share_B: F64
 
 
-def below(law: FieldLaw, rank: Floats) -> Floats:
+def below(law: FieldLaw, rank: F64) -> F64:
     """Share of the look-ups that go to ranks below `rank`."""
     first = 1.0 if law.top else 0.0
     flat = 1.0 - law.exponent if abs(law.exponent - 1.0) > 1e-6 else 1e-6
@@ -46,11 +45,11 @@ def below(law: FieldLaw, rank: Floats) -> Floats:
     low, high = 1.0 + law.offset, law.num_rows - first + 1.0 + law.offset
     power = (place**flat - low**flat) / (high**flat - low**flat)
     top = law.top * np.minimum(rank, 1.0)
-    share: Floats = top + (1.0 - law.top - law.tail) * power + law.tail * rank / law.num_rows
+    share: F64 = top + (1.0 - law.top - law.tail) * power + law.tail * rank / law.num_rows
     return share
 
 
-def edges(num_rows: int) -> Floats:
+def edges(num_rows: int) -> F64:
     """Bounds of bins of ranks: single ones first, then wider and wider."""
     single = np.arange(min(EXACT, num_rows) + 1.0)
     if num_rows <= EXACT:
@@ -86,7 +85,7 @@ def over_time(law: FieldLaw, turns: float) -> Popularity:
     return Popularity(np.append(ids, 1.0), np.append(np.concatenate(shares), law.top))
 
 
-def chances(times: int, mean: Floats, sessions: float) -> Floats:
+def chances(times: int, mean: F64, sessions: float) -> F64:
     """Probabilities of 0, 1 ... times - 1 look-ups, if each has on average `sessions` followers.
 
     Followers have followers: their number in all makes the count a generalised Poisson one
@@ -95,7 +94,7 @@ def chances(times: int, mean: Floats, sessions: float) -> Floats:
     theta = np.maximum(mean * (1 - sessions), 1e-300)[:, None]
     count = np.arange(times)
     log = np.log(theta) + (count - 1) * np.log(theta + count * sessions) - gammaln(count + 1)
-    probability: Floats = np.exp(log - theta - count * sessions)
+    probability: F64 = np.exp(log - theta - count * sessions)
     return probability
 
 
@@ -141,14 +140,14 @@ def fit(law: FieldLaw, knobs: Knobs, facts: tuple[Fact, ...]) -> FieldLaw:
     known = next((f.value for f in facts if f.of == Top(1)), 0.0)
     large = law.num_rows >= LARGE
 
-    def of(x: Floats) -> FieldLaw:
+    def of(x: F64) -> FieldLaw:
         # Of items any part of the first share may be a top that stays.
         top = known * float(expit(x[3])) if law.side == ITEM else known
         tail = float(expit(x[2])) * (1 - top) if large else 0.0
         offset = float(np.expm1(x[1]))
         return replace(law, exponent=float(x[0]), offset=offset, tail=tail, top=top)
 
-    def cost(x: Floats) -> float:
+    def cost(x: F64) -> float:
         bounded = 0 <= x[0] < 8 and -7 < x[1] < 9
         return loss(of(x), knobs, facts) if bounded else 1e3
 
@@ -197,10 +196,12 @@ def lines(preset: str) -> Iterator[list[str]]:
     """Every fact and what the preset gives; where facts are counts, also their sums."""
     sums: dict[Ids, tuple[float, float]] = {}
     facts = [
-        (law, fact) for law in PRESETS[preset].fields for fact in FACTS[preset].get(law.name, ())
+        (law, fact)
+        for law in LOG_PRESETS[preset].fields
+        for fact in FACTS[preset].get(law.name, ())
     ]
     for law, fact in facts:
-        values = fact.value, given(law, PRESETS[preset].knobs, fact.of)
+        values = fact.value, given(law, LOG_PRESETS[preset].knobs, fact.of)
         yield [*line(preset, law.name, fact.of, values), fact.source]
         if isinstance(fact.of, Ids):
             before = sums.get(fact.of, (0.0, 0.0))
@@ -210,7 +211,7 @@ def lines(preset: str) -> Iterator[list[str]]:
 
 def kept() -> list[str]:
     """A fact that no fit has seen: ids of all Kaggle columns that come 200 times."""
-    preset = PRESETS["criteo-kaggle"]
+    preset = LOG_PRESETS["criteo-kaggle"]
     often = Ids(preset.knobs.samples, 200)
     ours = sum(given(law, preset.knobs, often) for law in preset.fields)
     return [*line(preset.name, "all", often, (117_581 - 13 - 26, ours)), "cutoff"]
@@ -221,9 +222,9 @@ def fitted_laws() -> None:
     sides = "uict"
     for preset, facts in FACTS.items():
         print(preset)
-        for law in PRESETS[preset].fields:
+        for law in LOG_PRESETS[preset].fields:
             if law.name in facts:
-                found = fit(law, PRESETS[preset].knobs, facts[law.name])
+                found = fit(law, LOG_PRESETS[preset].knobs, facts[law.name])
                 shape = (found.exponent, found.offset, found.tail, found.top)
                 print(found.name, found.num_rows, sides[found.side], *shape, flush=True)
 

@@ -21,15 +21,15 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.record import markdown, record
-from embroute.cluster import uniform
+from embroute.checkpoint.rank_files import load_shard, save_shard
+from embroute.checkpoint.tensor_file import TensorFile
+from embroute.checkpoint.tensor_header import CHECKSUM_BLOCK_BYTES, Header, parse_header
+from embroute.config.cluster import uniform_cluster
 from embroute.data.schema import Schema, Table
-from embroute.policy.setup import Setup
-from embroute.runtime.checkpoint import load_shard, save_shard
-from embroute.runtime.optim import RowOptimizer
-from embroute.runtime.places import Places
-from embroute.runtime.store import ShardStore, Widths
-from embroute.runtime.tensor_files import TensorFile
-from embroute.runtime.tensor_header import BLOCK_BYTES, Header, parse_header
+from embroute.engine.optim import RowOptimizer
+from embroute.engine.sharding import RowSharding
+from embroute.engine.store import RecordWidths, ShardStore
+from embroute.planner.setup import Setup
 
 TARGET = 0.10  # of the time of a reading without sums
 WIDTH = 32
@@ -48,13 +48,13 @@ class NoSum:
         return "0" * 16
 
 
-def places_of(num_shards: int, num_rows: int) -> Places:
+def places_of(num_shards: int, num_rows: int) -> RowSharding:
     tables = tuple(Table(f"t{t}", num_rows // TABLES) for t in range(TABLES))
-    return Places(Setup(Schema(tables, ()), uniform(1, num_shards), (WIDTH,) * TABLES))
+    return RowSharding(Setup(Schema(tables, ()), uniform_cluster(1, num_shards), (WIDTH,) * TABLES))
 
 
-def stores_of(places: Places, filled: bool = False) -> list[ShardStore]:
-    widths, rng = Widths(places, ADAGRAD, "float32"), np.random.default_rng(0)
+def stores_of(places: RowSharding, filled: bool = False) -> list[ShardStore]:
+    widths, rng = RecordWidths(places, ADAGRAD, "float32"), np.random.default_rng(0)
     stores = [ShardStore(k, places, widths, ADAGRAD) for k in range(places.num_shards)]
     for records in (records for store in stores for records in store.records if filled):
         records[:] = rng.random(records.shape, np.float32)
@@ -76,9 +76,9 @@ def unsummed() -> Iterator[None]:
 
     unchecked = partial(TensorFile, needs_sums=False)
     with (
-        patch("embroute.runtime.tensor_files.parse_header", parsed),
-        patch("embroute.runtime.checkpoint.TensorFile", unchecked),
-        patch("embroute.runtime.manifest.TensorFile", unchecked),
+        patch("embroute.checkpoint.tensor_file.parse_header", parsed),
+        patch("embroute.checkpoint.rank_files.TensorFile", unchecked),
+        patch("embroute.checkpoint.manifest.TensorFile", unchecked),
     ):
         yield
 
@@ -163,9 +163,9 @@ def main() -> None:
     note = (
         f"A shard's records of {WIDTH} values and {WIDTH} numbers of Adagrad, float32, "
         f"{given.megabytes} MB a shard, in page cache unless a row says otherwise; blocks of "
-        f"{BLOCK_BYTES >> 10} KiB, XXH3. Without and with sums in turns, {given.rounds} times; "
-        f"rates are medians, the last column is the median over turns. Load of the machine "
-        f"before: {load:.1f}, after: {os.getloadavg()[0]:.1f}."
+        f"{CHECKSUM_BLOCK_BYTES >> 10} KiB, XXH3. Without and with sums in turns, "
+        f"{given.rounds} times; rates are medians, the last column is the median over turns. "
+        f"Load of the machine before: {load:.1f}, after: {os.getloadavg()[0]:.1f}."
     )
     headings = ["work", "MB", "GB/s without", "GB/s with sums", f"more (target {TARGET:.0%})"]
     record("checkpoint_sums", "Checksums of checkpoints", f"{note}\n\n{markdown(headings, rows)}")

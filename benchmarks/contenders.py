@@ -18,12 +18,12 @@ from torch import nn
 
 from benchmarks import workload
 from benchmarks.workload import Case, Clock, dense_model, dense_samples, loss_of, sum_gradients
-from embroute.cluster import Cluster, uniform
+from embroute.config.cluster import Cluster, uniform_cluster
 from embroute.data.batch import Batch
+from embroute.engine.control import ControlMessage
+from embroute.engine.shard import Shard
 from embroute.kernels.rows import Floats, Hyper, gather, sgd
 from embroute.models.samples import Samples
-from embroute.runtime.inbox import Note
-from embroute.runtime.shard import Shard
 
 Result = dict[str, object]
 
@@ -113,7 +113,7 @@ def embroute(case: Case) -> Result:
 
 def _links(case: Case) -> Cluster:
     """One shard behind a fast link, all workers behind equal ones, as far as it is told."""
-    cluster, rate = uniform(case.workers, 1), case.mbit * 1e6 / 8
+    cluster, rate = uniform_cluster(case.workers, 1), case.mbit * 1e6 / 8
     if not rate:
         return cluster.together() if case.policy == "in-place" else cluster
     slow = (replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts[1:])
@@ -136,7 +136,7 @@ def _tick_at_steps(clock: Clock) -> None:
     """Let a shard's clock count its steps: it serves within `prepare`."""
     step = Shard.step
 
-    def ticking(shard: Shard, note: Note) -> None:
+    def ticking(shard: Shard, note: ControlMessage) -> None:
         step(shard, note)
         clock.tick()
 

@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from benchmarks.record import markdown, record
-from embroute.cluster import open_cluster
-from embroute.config import parse_size
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import parse_size
 from embroute.data.batch import Batch
 from embroute.data.open import open_source
 from embroute.data.stream import batches
-from embroute.policy.catalog import make_policy
-from embroute.policy.plans import plans, start
-from embroute.policy.setup import Setup
+from embroute.planner.plan_stream import plans, start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
 
 LIMITS_MS = {("vanilla", 8): 2.0, ("herald", 8): 4.0, ("esd(1)", 8): 8.0, ("herald", 64): 60.0}
 LIMIT_GB = 6.0

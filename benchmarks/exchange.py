@@ -23,9 +23,11 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
+from embroute.kernels.array_types import U8
 from embroute.kernels.codes import MOST_PARTS
-from embroute.runtime.exchange import Bytes, Channel, GlooChannel, Posted
-from embroute.runtime.links import open_channels
+from embroute.transport.bootstrap import open_channels
+from embroute.transport.gloo import GlooChannel
+from embroute.transport.interface import Channel, Work
 
 PREFIX, ADDRESS = "xb-", "10.77.0.1"
 TARGET = 0.8
@@ -119,7 +121,7 @@ def rank(loads: Sequence[Load]) -> dict[str, object]:
     store = PrefixStore("exchange", dist.distributed_c10d._get_default_store())
     links = {"rows": [("shard", name) for name in names[1:]]}
     streams = open_channels(store, names[own], links, 60.0)["rows"]
-    streams.swap([], [])  # loads kernels
+    streams.exchange([], [])  # loads kernels
     rates = []
     for load in loads:
         messages = list(zip(names[1:], load.kb_W, load.count_W, strict=True))
@@ -135,19 +137,19 @@ def rank(loads: Sequence[Load]) -> dict[str, object]:
 def _phases_per_s(channel: Channel, swaps: Sequence[tuple[str, int, int]], phases: int) -> float:
     """From the end of one phase to that of a later one, with others behind it."""
 
-    def messages() -> list[tuple[str, Bytes]]:
+    def messages() -> list[tuple[str, U8]]:
         return [
             (peer, np.zeros(1000 * kb, np.uint8)) for peer, kb, count in swaps for _ in range(count)
         ]
 
     buffers = [(messages(), messages()) for _ in range(AHEAD)]
-    posted: deque[Posted] = deque()
+    posted: deque[Work] = deque()
     ended = []
     for phase in range(WARMUP + phases + AHEAD):
         if len(posted) == AHEAD:
             posted.popleft().wait()
             ended.append(time.perf_counter())
-        posted.append(channel.post(*buffers[phase % AHEAD]))
+        posted.append(channel.submit(*buffers[phase % AHEAD]))
     while posted:
         posted.popleft().wait()
     return (len(ended) - WARMUP) / (ended[-1] - ended[WARMUP - 1])

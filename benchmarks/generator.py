@@ -13,23 +13,28 @@ from pathlib import Path
 
 import click
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import markdown, record
-from embroute.config import parse_call
+from embroute.config.spec import parse_call
 from embroute.data.batch import Source
 from embroute.data.online_retail import open_retail
 from embroute.data.stream import batches
-from embroute.data.synthetic import PRESETS, Knobs, Preset, SyntheticSource, open_preset
-from embroute.data.synthetic_presets import SIDES, FieldLaw
+from embroute.data.synthetic.generator import (
+    LOG_PRESETS,
+    Knobs,
+    Preset,
+    SyntheticSource,
+    open_preset,
+)
+from embroute.data.synthetic.presets import SIDE_CODES, FieldLaw
+from embroute.kernels.array_types import I64
 from embroute.kernels.jit import kernel
 
 BATCH = 1024
 PAIRED = 20 * BATCH  # samples among which pairs of ids are counted
-Rows = npt.NDArray[np.int64]
 
 # For twins: sides (user, item, context) of the real traces' fields, and knobs of their regime.
 # AdKDD'21 does not say what its fields are: those that depend on each other share a side. In Globo
@@ -46,10 +51,10 @@ class Trace:
     """Row ids of samples in order, numbered 0, 1, ... over all fields."""
 
     name: str
-    rows_SF: Rows
+    rows_SF: I64
 
 
-def compact(name: str, columns: list[Rows]) -> Trace:
+def compact(name: str, columns: list[I64]) -> Trace:
     """A trace of the given columns; every field has ids of its own."""
     rows, first = [], 0
     for column in columns:
@@ -88,7 +93,7 @@ def read_globo(data: Path, samples: int) -> Trace:
     return from_table("globo", clicks.drop(unused))
 
 
-def fitted_exponent(column: Rows) -> float:
+def fitted_exponent(column: I64) -> float:
     """The power law in which the most popular tenth of the ids takes its share in the column."""
     counts = np.sort(np.bincount(column - column.min()))[::-1]
     head = max(1, len(counts) // 10)
@@ -106,7 +111,7 @@ def twin(trace: Trace) -> Trace:
     sides, knobs = TWINS[trace.name]
     samples = len(trace.rows_SF)
     laws = tuple(
-        FieldLaw(f"f{number}", len(np.unique(column)), SIDES[side], fitted_exponent(column))
+        FieldLaw(f"f{number}", len(np.unique(column)), SIDE_CODES[side], fitted_exponent(column))
         for number, (side, column) in enumerate(zip(sides, trace.rows_SF.T, strict=True))
     )
     source = SyntheticSource(Preset("twin", laws, (), knobs), replace(knobs, samples=samples))
@@ -119,17 +124,17 @@ def traces(data: Path, samples: int) -> Iterator[Trace]:
     for real in (read_adkdd(data, samples), read_globo(data, samples), retail):
         yield real
         yield twin(real)
-    for name in PRESETS:
+    for name in LOG_PRESETS:
         yield from_source(name, open_preset(parse_call(f"{name}(samples={samples})")), samples)
 
 
-def top_shares(rows: Rows, shares: tuple[float, ...]) -> list[float]:
+def top_shares(rows: I64, shares: tuple[float, ...]) -> list[float]:
     """Share of the look-ups that the most popular share of the ids takes."""
     counts = np.sort(np.bincount(rows))[::-1]
     return [counts[: max(1, round(share * len(counts)))].sum() / len(rows) for share in shares]
 
 
-def batch_reuse(rows_SF: Rows) -> tuple[float, float]:
+def batch_reuse(rows_SF: I64) -> tuple[float, float]:
     """Share of a batch's distinct rows that the batch before had; distinct rows a look-up."""
     whole = range(0, len(rows_SF) - BATCH + 1, BATCH)
     distinct = [np.unique(rows_SF[start : start + BATCH]) for start in whole]
@@ -140,7 +145,7 @@ def batch_reuse(rows_SF: Rows) -> tuple[float, float]:
 
 
 @kernel
-def lru_hits(rows: Rows, num_rows: int, capacity: int) -> int:
+def lru_hits(rows: I64, num_rows: int, capacity: int) -> int:
     """Hits of an LRU cache of `capacity` rows, as a doubly linked list with a sentinel."""
     before = np.full(num_rows + 1, -1)
     after = np.full(num_rows + 1, -1)
@@ -163,7 +168,7 @@ def lru_hits(rows: Rows, num_rows: int, capacity: int) -> int:
     return hits
 
 
-def lru_rates(rows_SF: Rows) -> list[float]:
+def lru_rates(rows_SF: I64) -> list[float]:
     """LRU hit rates: a cache of 1 % of the ids in order and shuffled, then 10 % likewise."""
     num_rows = int(rows_SF.max()) + 1
     shuffled = np.random.default_rng(0).permutation(rows_SF)
@@ -174,7 +179,7 @@ def lru_rates(rows_SF: Rows) -> list[float]:
     ]
 
 
-def pairs(rows_SF: Rows) -> float:
+def pairs(rows_SF: I64) -> float:
     """Distinct pairs of ids of two fields over those of unrelated fields, mean of all pairs."""
     random, num_rows = np.random.default_rng(0), int(rows_SF.max()) + 1
     columns, found = rows_SF[:PAIRED].T, []

@@ -13,19 +13,26 @@ import numpy as np
 
 from benchmarks.record import markdown, record
 from benchmarks.sanity import opened_traces
-from embroute.cluster import open_cluster
-from embroute.cost import PULLS, PUSHES, Traffic, step_time
+from embroute.config.cluster_file import open_cluster
+from embroute.cost.step_time import PULLS, PUSHES, Traffic, step_time
 from embroute.data.batch import Source
 from embroute.data.open import open_source
 from embroute.kernels.codes import EARLY, LATE, URGENT
-from embroute.policy.catalog import make_policy
-from embroute.policy.dispatch.search import Search
-from embroute.policy.dispatch.sharing import sharing
-from embroute.policy.evict.freshness import stale_first
-from embroute.policy.parts import Policy
-from embroute.policy.setup import Setup
-from embroute.policy.sync.reduced import reduced
-from embroute.simulate import Job, Outcome, measure, measure_named, simulate, with_workers
+from embroute.planner.interfaces import Policy
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.policies.embroute.dispatch import search_dispatch
+from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
+from embroute.policies.embroute.search import SearchOptions
+from embroute.policies.evict.recency import stale_first
+from embroute.simulate.simulation import (
+    Outcome,
+    Workload,
+    measure,
+    measure_named,
+    simulate,
+    with_workers,
+)
 
 RIVALS = ("esd(1)", "herald", "esd(1, workers=fast)", "herald(workers=fast)")
 ALIKE = tuple(  # the same with embroute's transfers: pulls beside pushes, new rows made
@@ -39,10 +46,10 @@ A_BATCH = 140  # effort for each batch of a window
 COMPUTE_S = 0.05e-3
 
 
-def job(source: Source, network: str, dim: int = 64, compute_s: float = 0.0) -> Job:
+def job(source: Source, network: str, dim: int = 64, compute_s: float = 0.0) -> Workload:
     """90 steps of 8 x 128 samples, 10 of them warm-up, caches of 10 %."""
     cluster = replace(open_cluster(network), compute_s_per_sample=compute_s)
-    return Job(source, Setup(source.schema, cluster, dim))
+    return Workload(source, Setup(source.schema, cluster, dim))
 
 
 def rows_moved(outcome: Outcome) -> int:
@@ -125,9 +132,12 @@ def windows(name: str, source: Source) -> list[list[str]]:
     rows = []
     for ahead in WINDOWS:
         spent = []
-        for effort in (A_BATCH * (ahead + 1), Search.effort):
-            search = Search(effort, ahead, largest_window=2**31, timed=False, free=False)
-            own = measure(Policy("own", sharing(search), reduced(), stale_first()), edge)
+        for effort in (A_BATCH * (ahead + 1), SearchOptions.effort):
+            search = SearchOptions(effort, ahead, largest_window=2**31, timed=False, free=False)
+            own = measure(
+                Policy("own", search_dispatch(search), on_demand_with_allreduce(), stale_first()),
+                edge,
+            )
             spent += [f"{own.transmission_cost_s / esd:.3f}", f"{own.decision_ms:.0f}"]
         rows.append([name, str(ahead), *spent])
     return rows
@@ -136,9 +146,8 @@ def windows(name: str, source: Source) -> list[list[str]]:
 def many(source: Source) -> str:
     """Milliseconds of a step with 32 workers of 128 samples each."""
     setup = Setup(source.schema, open_cluster("edge-32"), batch_size=32 * 128)
-    return (
-        f"{measure_named('embroute(objective=cost)', Job(source, setup, 30, 10)).decision_ms:.0f}"
-    )
+    outcome = measure_named("embroute(objective=cost)", Workload(source, setup, 30, 10))
+    return f"{outcome.decision_ms:.0f}"
 
 
 def main() -> None:
@@ -159,7 +168,7 @@ def main() -> None:
     )
     headings = ["trace", "embroute", "transmission cost", "rows moved", "step time"]
     by_effort = markdown(["trace", "effort", "cost over esd(1)", "ms per step"], curves)
-    grown, fixed = f"effort {A_BATCH} a batch", f"effort {Search.effort}"
+    grown, fixed = f"effort {A_BATCH} a batch", f"effort {SearchOptions.effort}"
     looked = ["trace", "batches ahead", f"cost, {grown}", "ms", f"cost, {fixed}", "ms"]
     more = (
         f"By window, the whole of it dealt if the effort lets every batch of it be read:\n\n"

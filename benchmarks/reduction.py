@@ -12,27 +12,28 @@ import numpy as np
 
 from benchmarks.record import markdown, record
 from benchmarks.sanity import opened_traces
-from embroute.cluster import Cluster, open_cluster, star
+from embroute.config.cluster import Cluster, star_cluster
+from embroute.config.cluster_file import open_cluster
 from embroute.data.batch import Source
 from embroute.data.open import open_source
-from embroute.policy import reduction
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, simulate
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.policies.embroute import row_allreduce
+from embroute.simulate.simulation import Workload, simulate
 
 CASES = (
     ("dc-8, 0.002 ms", open_cluster("dc-8"), 2e-6),
     ("dc-16, 0.005 ms", open_cluster("dc-16"), 5e-6),
-    ("2 x 1 Gbit/s, shards 10, 0.05 ms", star([1.0] * 2, 10.0), 5e-5),
-    ("4 x 1 Gbit/s, shards 10, 0.05 ms", star([1.0] * 4, 10.0), 5e-5),
-    ("8 x 1 Gbit/s, shards 10, 0.05 ms", star([1.0] * 8, 10.0), 5e-5),
+    ("2 x 1 Gbit/s, shards 10, 0.05 ms", star_cluster([1.0] * 2, 10.0), 5e-5),
+    ("4 x 1 Gbit/s, shards 10, 0.05 ms", star_cluster([1.0] * 4, 10.0), 5e-5),
+    ("8 x 1 Gbit/s, shards 10, 0.05 ms", star_cluster([1.0] * 8, 10.0), 5e-5),
 )
 
 
 def measured(source: Source, cluster: Cluster, policy: str) -> tuple[float, float]:
     """Seconds of a step and all-reduced rows: 128 samples a worker, rows of 512 floats."""
     setup = Setup(source.schema, cluster, 512, batch_size=128 * cluster.num_workers)
-    given = Job(source, setup, 50, 10)
+    given = Workload(source, setup, 50, 10)
     steps = [step for step in simulate(make_policy(policy), given) if step.step >= given.warmup]
     time_s = float(np.mean([step.time.total_s for step in steps]))
     return time_s, float(np.mean([step.traffic.hot_rows for step in steps]))
@@ -43,9 +44,9 @@ def row(name: str, source: Source, case: tuple[str, Cluster, float]) -> list[str
     about, cluster, compute_s = case
     cluster = replace(cluster, compute_s_per_sample=compute_s)
     with_s, rows = measured(source, cluster, "embroute")
-    worthwhile, reduction.WORTHWHILE = reduction.WORTHWHILE, 0.0
+    worthwhile, row_allreduce.WORTHWHILE = row_allreduce.WORTHWHILE, 0.0
     without_s, _ = measured(source, cluster, "embroute")
-    reduction.WORTHWHILE = worthwhile
+    row_allreduce.WORTHWHILE = worthwhile
     esd_s, _ = measured(source, cluster, "esd(1)")
     ratio = f"{with_s / without_s:.3f}"
     return [name, about, f"{rows:.0f}", f"{1e3 * with_s:.3f}", ratio, f"{with_s / esd_s:.3f}"]

@@ -30,16 +30,15 @@ from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
 from benchmarks.sanity import opened_traces
 from benchmarks.workload import Clock, loss_of
-from embroute.cluster import Cluster, star
-from embroute.data.arrays import ArraySource
-from embroute.data.batch import Batch, Source
+from embroute.config.cluster import Cluster, star_cluster
+from embroute.data.batch import ArraySource, Batch, Source
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.stream import batches
-from embroute.models.embeddings import FieldEmbeddings
+from embroute.models.layers import FieldEmbeddings
 from embroute.models.samples import Samples
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, choose_workers, measure
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.simulate.simulation import Workload, choose_workers, measure
 
 FAST, SLOW, DIM, COMPUTE_S = 5.0, 0.5, 512, 0.05e-3  # of edge-8, as in the table of docs/policy.md
 SHARD_GBIT = 10.0
@@ -74,7 +73,7 @@ class Case:
 
 
 def cluster_of(case: Case) -> Cluster:
-    return replace(star(case.gbit, SHARD_GBIT), compute_s_per_sample=case.compute_s)
+    return replace(star_cluster(case.gbit, SHARD_GBIT), compute_s_per_sample=case.compute_s)
 
 
 def save(source: Source, path: Path, samples: int) -> None:
@@ -97,9 +96,9 @@ def load(path: str) -> ArraySource:
     return ArraySource(Schema(tables, fields, (), True), batch)
 
 
-def job_of(case: Case) -> Job:
+def job_of(case: Case) -> Workload:
     source = load(case.trace)
-    return Job(source, Setup(source.schema, cluster_of(case), DIM), case.steps, case.warmup)
+    return Workload(source, Setup(source.schema, cluster_of(case), DIM), case.steps, case.warmup)
 
 
 class Asleep(nn.Module):
@@ -141,9 +140,9 @@ def rank(case: Case) -> dict[str, object]:
         began = time.perf_counter()
         optimizer.zero_grad()
         loss = loss_of(model, samples)
-        assert ready.run is not None
-        assert ready.run.work is not None
-        count = ready.run.work.about.num_samples
+        assert ready.session is not None
+        assert ready.session.work is not None
+        count = ready.session.work.header.num_samples
         time.sleep(max(0.0, began + count * case.compute_s - time.perf_counter()))
         ready.backward(loss)
         optimizer.step()

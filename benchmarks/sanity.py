@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.record import markdown, record
-from embroute.cluster import open_cluster
+from embroute.config.cluster_file import open_cluster
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions, open_source
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, measure_named
+from embroute.planner.setup import Setup
+from embroute.simulate.simulation import Workload, measure_named
 
 BASE = "dispatch=block sync=on-demand evict=lru"
 POLICIES = ("herald", "herald(ties=first)", "esd(1)", "esd(1, ties=any)", "esd(0)", "vanilla")
@@ -67,7 +67,7 @@ def opened_traces(
 
 
 def rows_of(name: str, source: Source) -> list[list[str]]:
-    job = Job(source, Setup(source.schema, open_cluster("edge-8")))
+    job = Workload(source, Setup(source.schema, open_cluster("edge-8")))
     base = measure_named(BASE, job).transmission_cost_s
     rows = []
     for policy in POLICIES:

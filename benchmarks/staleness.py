@@ -17,14 +17,14 @@ from benchmarks.record import markdown, record
 from embroute.data.batch import Batch
 from embroute.data.planted import expected_auc
 from embroute.data.stream import batches
-from embroute.data.synthetic import SyntheticSource
-from embroute.data.synthetic_presets import PRESETS
-from embroute.models.catalog import ModelOptions, make_model
+from embroute.data.synthetic.generator import SyntheticSource
+from embroute.data.synthetic.presets import LOG_PRESETS
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.models.registry import ModelOptions, make_model
 from embroute.models.samples import Samples
-from embroute.runtime.local import run_local
-from embroute.runtime.prepare import prepare
-from embroute.runtime.seat import Seat
-from embroute.train.rank import evaluate
+from embroute.nn.prepare import prepare
+from embroute.train.loop import evaluate
 
 BOUNDS = (0, 10, 100, 1000, 10_000)
 
@@ -45,7 +45,7 @@ class Case:
     @property
     def source(self) -> SyntheticSource:
         """Criteo's fields, with smaller tables."""
-        preset = PRESETS["criteo-kaggle"]
+        preset = LOG_PRESETS["criteo-kaggle"]
         laws = tuple(replace(law, num_rows=min(law.num_rows, self.rows)) for law in preset.fields)
         knobs = replace(preset.knobs, samples=self.samples, seed=self.seed)
         return SyntheticSource(replace(preset, fields=laws), knobs)
@@ -75,12 +75,12 @@ def train(case: Case, bound: int) -> Found:
     model = make_model("deepfm", source.schema, case.dim, ModelOptions((64, 32), seed=case.seed))
     first = model.state_dict()
 
-    def rank(seat: Seat) -> tuple[float, int, int]:
+    def rank(seat: RankContext) -> tuple[float, int, int]:
         own = make_model("deepfm", source.schema, case.dim, ModelOptions((64, 32)))
         own.load_state_dict(first)
         return _rank(case, f"het({bound})", seat, own, (trained, held_out))
 
-    results = run_local(case.workers, 1, rank)
+    results = run_in_process(case.workers, 1, rank)
     auc, hits, touches = results["worker0"]
     return Found(auc, expected_auc(np.concatenate(true)), hits, touches)
 
@@ -88,7 +88,7 @@ def train(case: Case, bound: int) -> Found:
 def _rank(
     case: Case,
     policy: str,
-    seat: Seat,
+    seat: RankContext,
     model: nn.Module,
     data: tuple[Sequence[Batch], Sequence[Batch]],
 ) -> tuple[float, int, int]:
@@ -99,15 +99,15 @@ def _rank(
     hits = touches = 0
     for samples in ready.loader:
         assert isinstance(samples, Samples)
-        assert ready.run is not None
+        assert ready.session is not None
         optimizer.zero_grad()
         scores = model(samples)
         ready.backward(nn.functional.binary_cross_entropy_with_logits(scores, samples.label))
         optimizer.step()
-        assert ready.run.work is not None
-        hits += ready.run.work.about.hits
-        touches += ready.run.work.about.touches
-    metrics = evaluate(model, ready.run) if ready.run is not None else {}
+        assert ready.session.work is not None
+        hits += ready.session.work.header.hits
+        touches += ready.session.work.header.touches
+    metrics = evaluate(model, ready.session) if ready.session is not None else {}
     return metrics.get("auc", float("nan")), hits, touches
 
 

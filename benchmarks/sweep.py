@@ -27,16 +27,22 @@ import numpy as np
 
 from benchmarks.record import commit, markdown, record
 from benchmarks.sanity import traces
-from embroute.cluster import open_cluster
-from embroute.config import parse_size
-from embroute.cost import step_time
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import parse_size
+from embroute.cost.step_time import step_time
 from embroute.data.batch import Source
 from embroute.data.open import open_source
-from embroute.policy.catalog import make_policy
-from embroute.policy.plan import traffic
-from embroute.policy.plans import plans
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, begin, choose_workers, measure_named, with_workers
+from embroute.planner.plan import traffic
+from embroute.planner.plan_stream import plans
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.simulate.simulation import (
+    Workload,
+    choose_workers,
+    measure_named,
+    start_simulation,
+    with_workers,
+)
 
 OWN = "embroute"
 EVERYONE = ("nocache", "vanilla", "bagpipe", "herald", "esd(1)")
@@ -87,13 +93,13 @@ def cases(names: list[str]) -> list[Case]:
     return [Case(*place, *load) for turn in turns for place, load in zip(places, turn, strict=True)]
 
 
-def job(case: Case, source: Source, steps: int) -> Job:
+def job(case: Case, source: Source, steps: int) -> Workload:
     """128 samples a worker; a tenth of the steps is warm-up, but at least ten."""
     cluster = open_cluster(f"{case.network}-{case.workers}")
     cluster = replace(cluster, compute_s_per_sample=1e-3 * case.compute_ms)
     cache = parse_size("cache", case.cache)
     setup = Setup(source.schema, cluster, case.dim, 128 * case.workers, cache=cache)
-    return Job(source, setup, steps, max(10, steps // 10))
+    return Workload(source, setup, steps, max(10, steps // 10))
 
 
 def rivals(workers: int) -> list[str]:
@@ -107,7 +113,7 @@ def rivals(workers: int) -> list[str]:
     return names
 
 
-def priced(name: str, tasks: Mapping[str, Job]) -> dict[str, float]:
+def priced(name: str, tasks: Mapping[str, Workload]) -> dict[str, float]:
     """Milliseconds of a step of a policy that asks for neither rows nor compute, by load."""
     policy = make_policy(name)
     first = next(iter(tasks.values()))
@@ -115,7 +121,7 @@ def priced(name: str, tasks: Mapping[str, Job]) -> dict[str, float]:
     setups = {load: with_workers(task, workers).setup for load, task in tasks.items()}
     first = with_workers(first, workers)
     taken: dict[str, list[float]] = {load: [] for load in tasks}
-    for step in plans(policy, first.batches(), begin(policy, first)):
+    for step in plans(policy, first.batches(), start_simulation(policy, first)):
         moved = {s.dim: traffic(step.plan, s) for s in setups.values()}
         for load, setup in setups.items() if step.plan.step >= first.warmup else ():
             taken[load].append(step_time(moved[setup.dim], setup.cluster).total_s)

@@ -9,23 +9,21 @@ import argparse
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.record import markdown, record
 from benchmarks.sanity import opened_traces
-from embroute.advise import distinct_rows, head
-from embroute.cluster import open_cluster
-from embroute.config import Size
-from embroute.data.arrays import ArraySource
-from embroute.data.batch import Source
-from embroute.policy.catalog import make_policy
-from embroute.policy.parts import Policy
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, begin, measure
-from embroute.theory import expected
-from embroute.theory.expected import Demand, Expected, Hot, Law
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost import expected
+from embroute.cost.expected import Demand, Expected, Hot, Law
+from embroute.data.batch import ArraySource, Source
+from embroute.kernels.array_types import I64
+from embroute.planner.interfaces import Policy
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.simulate.advisor import distinct_rows, first_samples
+from embroute.simulate.simulation import Workload, measure, start_simulation
 
-I64 = npt.NDArray[np.int64]
 WORKERS, SAMPLES, STEPS, WARMUP, SPARE = 4, 64, 352, 160, 40
 CACHE, HOT = 0.1, 0.04  # of all rows that occur
 TURN = 16  # batches that FAE sorts into cold and hot ones at a time
@@ -58,12 +56,12 @@ class Trace:
         """A share of the rows that occur."""
         return int(share * np.count_nonzero(self.counts_R))
 
-    def job(self, source: ArraySource) -> Job:
+    def job(self, source: ArraySource) -> Workload:
         """A run on these samples in some order."""
         # Wide rows: FAE keeps every table below 1 MB on all workers.
         cache = Size(float(self.rows(CACHE)), "rows")
         setup = Setup(source.schema, open_cluster("dc-4"), 1024, WORKERS * SAMPLES, cache=cache)
-        return Job(source, setup, STEPS, WARMUP)
+        return Workload(source, setup, STEPS, WARMUP)
 
     def demand(self) -> Demand:
         """What a step asks for, by counts alone."""
@@ -80,7 +78,7 @@ class Trace:
 
 def trace_of(source: Source) -> Trace:
     """The first samples of a source."""
-    ordered = head(source, WORKERS * SAMPLES * (STEPS + SPARE))
+    ordered = first_samples(source, WORKERS * SAMPLES * (STEPS + SPARE))
     return Trace(ordered, np.bincount(ordered.batch.rows, minlength=source.schema.num_rows))
 
 
@@ -93,7 +91,7 @@ def predicted(policy: str, trace: Trace, source: ArraySource) -> Expected:
         return expected.vanilla(demand, cache)
     if policy.startswith("het"):
         return expected.het(demand, cache, 10)
-    hot_R = begin(trace.policy(policy), trace.job(source)).hot_R
+    hot_R = start_simulation(trace.policy(policy), trace.job(source)).hot_R
     hot = Hot(tuple(np.split(hot_R, source.schema.first_rows[1:-1])))
     if policy == "scars":
         return expected.scars(demand, hot)
@@ -112,7 +110,7 @@ def simulated(policy: str, trace: Trace, source: ArraySource) -> Expected:
 def rows_of(name: str, trace: Trace) -> list[list[str]]:
     """Expected and simulated rows in order, and how far apart they are on each variant."""
     variants = [variant(trace.ordered, v) for v in VARIANTS]
-    scale = distinct_rows(trace.ordered.batch, SAMPLES) / expected.distinct(trace.demand())
+    scale = distinct_rows(trace.ordered.batch, SAMPLES) / expected.expected_touches(trace.demand())
     table = []
     for policy in POLICIES:
         pairs = [(predicted(policy, trace, v), simulated(policy, trace, v)) for v in variants]

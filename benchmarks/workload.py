@@ -15,10 +15,10 @@ from torch import nn
 
 from embroute.data.batch import Batch
 from embroute.data.stream import batches
-from embroute.data.synthetic import PRESETS, SyntheticSource
-from embroute.data.synthetic_presets import FieldLaw
-from embroute.kernels.sampling import ITEM, USER
-from embroute.models.catalog import ModelOptions, make_model
+from embroute.data.synthetic.generator import LOG_PRESETS, SyntheticSource
+from embroute.data.synthetic.presets import FieldLaw
+from embroute.data.synthetic.sampling import ITEM, USER
+from embroute.models.registry import ModelOptions, make_model
 from embroute.models.samples import Samples
 
 NUM_ROWS, NUM_TABLES, DIM, LR = 1_000_000, 26, 32, 0.05
@@ -43,7 +43,7 @@ class Case:
 
 def source() -> SyntheticSource:
     """Criteo's 26 fields with tables of equal size: skewed, correlated ids in a fixed order."""
-    preset = PRESETS["criteo-kaggle"]
+    preset = LOG_PRESETS["criteo-kaggle"]
     sides = (USER, ITEM)
     rows = [len(part) for part in np.array_split(np.arange(NUM_ROWS), NUM_TABLES)]
     laws = [

@@ -7,19 +7,19 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from embroute.runtime.optim import RowWiseAdagrad
-    from embroute.runtime.prepare import prepare
-    from embroute.runtime.prepared import Prepared
-    from embroute.runtime.tables import route
+    from embroute.engine.optim import RowWiseAdagrad
+    from embroute.nn.module_surgery import route
+    from embroute.nn.prepare import prepare
+    from embroute.nn.prepared import Prepared
 
 __version__ = version("embroute")
 __all__ = ["Prepared", "RowWiseAdagrad", "__version__", "prepare", "route"]
 
 _HOMES = {
-    "Prepared": "embroute.runtime.prepared",
-    "RowWiseAdagrad": "embroute.runtime.optim",
-    "prepare": "embroute.runtime.prepare",
-    "route": "embroute.runtime.tables",
+    "Prepared": "embroute.nn.prepared",
+    "RowWiseAdagrad": "embroute.engine.optim",
+    "prepare": "embroute.nn.prepare",
+    "route": "embroute.nn.module_surgery",
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m embroute` is the command line."""
 
-from embroute.cli import main
+from embroute.cli.main import main
 
 main()

@@ -9,10 +9,10 @@ import pickle
 import sys
 from pathlib import Path
 
-from embroute.policy.catalog import make_policy
-from embroute.runtime.connect import connect
-from embroute.runtime.layout import on_one_node
-from embroute.runtime.settings import Settings
+from embroute.launch.rank import on_one_node
+from embroute.launch.rendezvous import connect
+from embroute.nn.settings import Settings
+from embroute.policies.catalog import make_policy
 from tests.jobs import batches, settings_of, slow_settings, train
 
 STEPS = 200
@@ -20,7 +20,7 @@ STEPS = 200
 
 def settings_for(policy: str, workers: int, shards: int) -> Settings:
     """Caches that hold everything where a policy promises it, and slow links if it uses parts."""
-    if make_policy(policy).sync.streams:
+    if make_policy(policy).sync.pipelined:
         return slow_settings(policy, workers, shards)
     return settings_of(policy, workers, 1.0 if "unbounded" in policy else 0.8)
 

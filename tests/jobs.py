@@ -15,21 +15,21 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from embroute.cluster import Cluster, uniform
-from embroute.config import Size
+from embroute.config.cluster import Cluster, uniform_cluster
+from embroute.config.spec import Size
 from embroute.data.schema import Schema, Table
-from embroute.models.initial import initial_rows
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
-from embroute.runtime.meter import Meter
-from embroute.runtime.optim import RowWiseAdagrad
-from embroute.runtime.places import Places
-from embroute.runtime.prepare import prepare
-from embroute.runtime.prepared import Prepared
-from embroute.runtime.seat import Seat
-from embroute.runtime.settings import Settings
-from embroute.runtime.stamps import Stamps
-from embroute.runtime.tensor_feed import Lookup
+from embroute.engine.observe.metrics import Meter
+from embroute.engine.observe.row_versions import RowVersions
+from embroute.engine.optim import RowWiseAdagrad
+from embroute.engine.sharding import RowSharding
+from embroute.launch.rank import RankContext
+from embroute.models.initial_rows import initial_rows
+from embroute.nn.prepare import prepare
+from embroute.nn.prepared import Prepared
+from embroute.nn.settings import Settings
+from embroute.nn.tensor_batches import Lookup
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
 
 torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
 
@@ -207,12 +207,12 @@ class Result:
     dense: list[npt.NDArray[np.float64]]
     tables: list[npt.NDArray[np.float64]]  # of a shard: its rows of each table
     losses: list[float]
-    stamps: Stamps | None = None
+    stamps: RowVersions | None = None
     samples: tuple[int, ...] = ()  # of each step, at a worker
 
 
 def train(
-    seat: Seat,
+    seat: RankContext,
     stream: Iterable[Batch],
     optimizer: str,
     settings: Settings,
@@ -231,10 +231,10 @@ def train(
     for batch in ready.loader:
         for one in optimizers:
             one.zero_grad()
-        assert ready.run is not None
-        ready.run.backward(loss_of(model, batch))  # type: ignore[arg-type]
+        assert ready.session is not None
+        ready.session.backward(loss_of(model, batch))  # type: ignore[arg-type]
         nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
-        losses.append(ready.run.loss)
+        losses.append(ready.session.loss)
         samples.append(len(batch["label"]))  # type: ignore[index]
         for one in optimizers:
             one.step()
@@ -246,7 +246,7 @@ def train(
     return Result(ready.meter, dense_of(model), tables, losses, ready.stamps, tuple(samples))
 
 
-def _tables(ready: Prepared, seat: Seat) -> list[npt.NDArray[np.float64]]:
+def _tables(ready: Prepared, seat: RankContext) -> list[npt.NDArray[np.float64]]:
     if ready.shard is None:
         return []
     places = places_of(seat.num_workers, seat.num_shards)
@@ -258,10 +258,10 @@ def _tables(ready: Prepared, seat: Seat) -> list[npt.NDArray[np.float64]]:
     return found
 
 
-def places_of(num_workers: int, num_shards: int) -> Places:
+def places_of(num_workers: int, num_shards: int) -> RowSharding:
     """Where rows lie in a job of this size."""
     tables = tuple(Table(name, size) for name, size in SIZES.items())
-    return Places(Setup(Schema(tables, ()), uniform(num_workers, num_shards), WIDTHS))
+    return RowSharding(Setup(Schema(tables, ()), uniform_cluster(num_workers, num_shards), WIDTHS))
 
 
 def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> Trained:
@@ -302,7 +302,7 @@ def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
     """The same with quotas that the policy chooses: the last worker's link is ten times slower."""
     settings = settings_of(policy, num_workers)
     del settings["quotas"]
-    cluster = uniform(num_workers, num_shards)
+    cluster = uniform_cluster(num_workers, num_shards)
     last = cluster.hosts[-1]
     slow = replace(last, up_bytes_s=last.up_bytes_s / 10, down_bytes_s=last.down_bytes_s / 10)
     settings["network"] = replace(cluster, hosts=(*cluster.hosts[:-1], slow))
@@ -312,7 +312,7 @@ def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
 
 def slow_settings(policy: str, num_workers: int, num_shards: int, rate: float = 0.2e6) -> Settings:
     """The same on links so slow that some steps are worth many parts and others few."""
-    settings, cluster = settings_of(policy, num_workers), uniform(num_workers, num_shards)
+    settings, cluster = settings_of(policy, num_workers), uniform_cluster(num_workers, num_shards)
     hosts = tuple(replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts)
     settings["network"] = replace(cluster, hosts=hosts)
     return settings
@@ -320,7 +320,7 @@ def slow_settings(policy: str, num_workers: int, num_shards: int, rate: float = 
 
 def slow_shards(num_workers: int, num_shards: int) -> Cluster:
     """Equal workers, and shards that everybody waits for."""
-    cluster = uniform(num_workers, num_shards)
+    cluster = uniform_cluster(num_workers, num_shards)
     slow = [
         replace(host, up_bytes_s=host.up_bytes_s / 20, down_bytes_s=host.down_bytes_s / 20)
         for host in cluster.hosts[:num_shards]

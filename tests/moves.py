@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from embroute.kernels.transfers import Transfers
+from embroute.planner.kernels.transfers import Transfers
 
 Key = tuple[int, int]  # (worker, row)
 

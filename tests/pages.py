@@ -10,11 +10,11 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from embroute.cli import cli
-from embroute.commands.report import write_report
-from embroute.runtime.local import run_local
-from embroute.runtime.seat import Seat
-from embroute.train.rank import train_rank, write_record
+from embroute.cli.main import cli
+from embroute.cli.report import write_report
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.train.loop import train_rank, write_record
 from embroute.train.run_file import RunFile
 
 MOST_BYTES = 5_000_000
@@ -45,10 +45,10 @@ def trained(folder: Path, policy: str, steps: int = 40, limit: int = 4000) -> Pa
     )
     folder.mkdir()
 
-    def rank(seat: Seat) -> None:
+    def rank(seat: RankContext) -> None:
         write_record(folder, seat.name, train_rank(run, seat, folder, threading.Event()))
 
-    run_local(2, 1, rank)
+    run_in_process(2, 1, rank)
     write_report(folder / "report.html", [folder])
     return folder
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from embroute.runtime.seat import names
+from embroute.launch.rank import rank_names
 
 # For a coordinator, a shard and two workers.
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
@@ -37,7 +37,7 @@ def finish(run: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
 
 def pid_of(run: subprocess.Popen[str], name: str) -> int:
     """The process of a rank, found by the launcher's children."""
-    local_rank = f"LOCAL_RANK={names(2, 1).index(name)}".encode()
+    local_rank = f"LOCAL_RANK={rank_names(2, 1).index(name)}".encode()
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     for task in Path(f"/proc/{run.pid}/task").iterdir():
         children += (task / "children").read_text().split()

@@ -7,32 +7,31 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from embroute.cluster import Cluster
-from embroute.cost import Traffic
-from embroute.kernels.transfers import empty_counts, tally
-from embroute.policy.catalog import make_policy
-from embroute.policy.plan import Plan, drain, traffic
-from embroute.policy.plans import plans, start
-from embroute.policy.setup import Setup
-from embroute.runtime.job import supposed
-from embroute.runtime.settings import Settings
-from embroute.runtime.tensor_feed import Layer, TensorFeed
+from embroute.config.cluster import Cluster
+from embroute.cost.step_time import Traffic
+from embroute.kernels.array_types import I64
+from embroute.nn.job import assumed_cluster
+from embroute.nn.settings import Settings
+from embroute.nn.tensor_batches import LayerSpec, TensorAdapter
+from embroute.planner.kernels.transfers import empty_counts, tally
+from embroute.planner.plan import Plan, drain_transfers, traffic
+from embroute.planner.plan_stream import plans, start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
 from tests.jobs import BATCH, SIZES, WIDTHS, Batch, Result, lookups, new_model, size_of
 
-I64 = npt.NDArray[np.int64]
 ITEM_BYTES = 8  # the jobs are in doubles, the simulator prices floats
 
 
-def feed() -> TensorFeed:
+def feed() -> TensorAdapter:
     """How the job's coordinator reads batches."""
     bags = (False, True, False)
     layers = [
-        Layer(name, size, width, bag, bag, 0 if name == "items" else None)
+        LayerSpec(name, size, width, bag, bag, 0 if name == "items" else None)
         for (name, size), width, bag in zip(SIZES.items(), WIDTHS, bags, strict=True)
     ]
-    return TensorFeed(layers, lookups)
+    return TensorAdapter(layers, lookups)
 
 
 class Promise(NamedTuple):
@@ -47,7 +46,7 @@ class Promise(NamedTuple):
 
 def _cluster(settings: Settings, topology: tuple[int, int]) -> Cluster:
     """The network that a job is told, or the one it supposes; the dense part is the model's."""
-    told = settings.get("network", supposed(make_policy(settings["policy"]), *topology))
+    told = settings.get("network", assumed_cluster(make_policy(settings["policy"]), *topology))
     assert isinstance(told, Cluster)
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3 or told.compute_s_per_sample
     dense_bytes = sum(p.numel() * ITEM_BYTES for p in new_model().top.parameters())
@@ -59,7 +58,7 @@ def promise(
 ) -> Promise:
     """Plan a whole job without running it."""
     policy, own = make_policy(settings["policy"]), feed()
-    own.learn(stream[0])
+    own.infer_spec(stream[0])
     setup = Setup(
         own.schema,
         _cluster(settings, topology),
@@ -74,7 +73,7 @@ def promise(
     state = start(policy, setup, np.bincount(seen, minlength=setup.schema.num_rows))
     found = [step.plan for step in plans(policy, iter(batches), state)]
     rows, size = empty_counts(*topology), empty_counts(*topology)
-    tally(drain(state, policy.sync.record), state.setup.record_bytes_XA, rows, size)
+    tally(drain_transfers(state, policy.sync.record), state.setup.record_bytes_XA, rows, size)
     moved = [traffic(plan, state.setup) for plan in found]
     return Promise(state.setup, found, moved, rows.sum(3), size.sum(3))
 

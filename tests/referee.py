@@ -12,12 +12,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from embroute.cost import FLOAT_BYTES, OPTIMIZERS
+from embroute.cost.step_time import FLOAT_BYTES, OPTIMIZERS
 from embroute.kernels import codes
-from embroute.kernels.transfers import Transfers
-from embroute.policy.parts import Policy
-from embroute.policy.plan import Plan
-from embroute.policy.setup import Setup
+from embroute.planner.interfaces import Policy
+from embroute.planner.kernels.transfers import Transfers
+from embroute.planner.plan import Plan
+from embroute.planner.setup import Setup
 from tests.moves import Copy, Key, LawBrokenError, Memory, Transfer, demand, unpack
 
 
@@ -47,7 +47,7 @@ class Referee:
         self.looked_up = self._lookups(plan)
         self._modes(plan)
         self._last_pushes_timely()
-        if self.policy.sync.in_place:
+        if self.policy.sync.shared_memory:
             self.before = self._in_place(plan)
             return
         self._returns(plan)
@@ -276,7 +276,7 @@ class Referee:
         for (worker, row), slot in zip(
             self.begun, plan.placement.slot_T[new].tolist(), strict=True
         ):
-            demand(self.policy.sync.makes and self.setup.seeded, "nobody may make row", row)
+            demand(self.policy.sync.local_init and self.setup.seeded, "nobody may make row", row)
             demand(self.made[row] == 0, "law 3: made, but trained before: row", row)
             self._make_room(Transfer(worker, row, slot, 0, 0, codes.VALUE_STATE, codes.LATE))
             self.copies[worker][slot] = Copy(row, 0, True, 0, 0)

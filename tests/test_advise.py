@@ -8,38 +8,40 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from embroute.advise import (
-    FULL,
-    Advice,
-    Choice,
-    Wish,
+from embroute.cli.advise import against, worker_counts
+from embroute.cli.main import cli
+from embroute.config.cluster_file import open_cluster, read_cluster, write_cluster
+from embroute.data.open import DataOptions, open_source
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.simulate.advisor import (
+    FULL_SPAN,
+    Configuration,
+    Constraints,
+    Recommendation,
     advise,
-    choices,
     cluster_with,
-    head,
+    configurations,
+    first_samples,
     hot_rows,
-    job_of,
     least_memory,
     only_fast,
     predict_vanilla,
-    trimmed,
+    trim_cache,
+    workload_of,
 )
-from embroute.cli import cli
-from embroute.cluster import open_cluster, read_cluster, write_cluster
-from embroute.commands.advise import against, worker_counts
-from embroute.data.open import DataOptions, open_source
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
-from embroute.simulate import measure
+from embroute.simulate.simulation import measure
 from embroute.train.run_file import RunFile, read_run_file
 
 POLICIES = ("vanilla", "herald", "esd(1)")
 
 
-def wish(network: str = "edge-4", dim: int = 512, compute_ms: float = 0.05) -> Wish:
-    source = head(open_source("online-retail", DataOptions()), 60_000)
+def wish(network: str = "edge-4", dim: int = 512, compute_ms: float = 0.05) -> Constraints:
+    source = first_samples(open_source("online-retail", DataOptions()), 60_000)
     cluster = cluster_with(open_cluster(network), 0, compute_ms / 1e3)
-    return Wish(Setup(source.schema, cluster, dim), source, 40e6, (64, 128), (4, 2), POLICIES)
+    return Constraints(
+        Setup(source.schema, cluster, dim), source, 40e6, (64, 128), (4, 2), POLICIES
+    )
 
 
 def quiet(text: str) -> None:
@@ -47,11 +49,11 @@ def quiet(text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def advices() -> list[Advice]:
+def advices() -> list[Recommendation]:
     return advise(wish(), quiet)
 
 
-def test_the_best_are_simulated_and_come_first(advices: list[Advice]) -> None:
+def test_the_best_are_simulated_and_come_first(advices: list[Recommendation]) -> None:
     assert [one.found is not None for one in advices[:4]] == [True, True, True, False]
     assert len(advices) == 2 * 2 * len(POLICIES)
     speeds = [one.samples_s for one in advices]
@@ -59,41 +61,42 @@ def test_the_best_are_simulated_and_come_first(advices: list[Advice]) -> None:
     assert speeds[3:] == sorted(speeds[3:], reverse=True)
 
 
-def test_the_first_is_near_the_best_of_all(advices: list[Advice]) -> None:
+def test_the_first_is_near_the_best_of_all(advices: list[Recommendation]) -> None:
     given = wish()
     every = [
-        choice.batch / measure(make_policy(choice.policy), job_of(given, choice, FULL)).step_time_s
-        for choice in choices(given)
+        choice.batch
+        / measure(make_policy(choice.policy), workload_of(given, choice, FULL_SPAN)).step_time_s
+        for choice in configurations(given)
     ]
     assert advices[0].samples_s >= 0.95 * max(every)
 
 
-def test_a_cache_is_no_larger_than_it_needs_to_be(advices: list[Advice]) -> None:
+def test_a_cache_is_no_larger_than_it_needs_to_be(advices: list[Recommendation]) -> None:
     given, first = wish(), advices[0]
-    most = max(choice.cache_rows for choice in choices(given))
+    most = max(choice.cache_rows for choice in configurations(given))
     assert first.choice.cache_rows < most
     whole = replace(first.choice, cache_rows=most)
-    found = measure(make_policy(whole.policy), job_of(given, whole, FULL))
+    found = measure(make_policy(whole.policy), workload_of(given, whole, FULL_SPAN))
     assert first.step_s <= 1.021 * found.step_time_s
 
 
 @pytest.mark.parametrize("network", ["edge-4", "dc-4"])
 def test_theory_prices_vanilla(network: str) -> None:
     given = wish(network, compute_ms=0.0)
-    choice = Choice("vanilla", (0, 1, 2, 3), 512, 4000)
-    found = measure(make_policy("vanilla"), job_of(given, choice, FULL)).step_time_s
+    choice = Configuration("vanilla", (0, 1, 2, 3), 512, 4000)
+    found = measure(make_policy("vanilla"), workload_of(given, choice, FULL_SPAN)).step_time_s
     assert predict_vanilla(given, choice) == pytest.approx(found, rel=0.1)
 
 
 def test_too_little_memory_is_refused_with_what_is_enough() -> None:
     given = replace(wish(), memory_bytes=1e6)
     with pytest.raises(ValueError, match=r"--memory-per-worker 1MB: one step needs at least"):
-        choices(given)
+        configurations(given)
     enough = least_memory(given, 4, 64 * 4)
-    assert choices(replace(given, memory_bytes=enough))
+    assert configurations(replace(given, memory_bytes=enough))
 
 
-def test_leaving_workers_out_is_told_with_its_figure(advices: list[Advice]) -> None:
+def test_leaving_workers_out_is_told_with_its_figure(advices: list[Recommendation]) -> None:
     given = wish()
     few = [one for one in advices if len(one.choice.workers) == 2]
     many = [one for one in advices if len(one.choice.workers) == 4]
@@ -103,7 +106,7 @@ def test_leaving_workers_out_is_told_with_its_figure(advices: list[Advice]) -> N
     assert told.startswith("2 of 4 workers are left out")
 
 
-def test_why_the_first_one_wins(advices: list[Advice]) -> None:
+def test_why_the_first_one_wins(advices: list[Recommendation]) -> None:
     first, rival = advices[:2]
     slow = replace(rival, predicted_s=2 * first.step_s, found=None)
     assert "more samples/s than" in against(first, slow)
@@ -116,16 +119,16 @@ def test_why_the_first_one_wins(advices: list[Advice]) -> None:
 
 def test_the_hot_set_is_told() -> None:
     given = wish()
-    assert hot_rows(given, Choice("esd(1)", (0, 1, 2, 3), 512, 4000)) == 0
-    assert 0 < hot_rows(given, Choice("fae", (0, 1, 2, 3), 512, 4000)) <= 4000
+    assert hot_rows(given, Configuration("esd(1)", (0, 1, 2, 3), 512, 4000)) == 0
+    assert 0 < hot_rows(given, Configuration("fae", (0, 1, 2, 3), 512, 4000)) <= 4000
 
 
 def test_a_cache_that_moves_more_is_not_enough() -> None:
     """With compute to hide behind, the step alone would allow the least cache that works."""
     given = wish("dc-4", dim=16, compute_ms=1.0)
-    choice = Choice("esd(1)", (0, 1, 2, 3), 512, 8000)
-    whole = measure(make_policy("esd(1)"), job_of(given, choice, FULL))
-    found = trimmed(given, Advice(choice, 1.0, whole), quiet).found
+    choice = Configuration("esd(1)", (0, 1, 2, 3), 512, 8000)
+    whole = measure(make_policy("esd(1)"), workload_of(given, choice, FULL_SPAN))
+    found = trim_cache(given, Recommendation(choice, 1.0, whole), quiet).found
     assert found is not None
     assert found.traffic.bytes_WKIP.sum() <= 1.1 * whole.traffic.bytes_WKIP.sum()
     assert found.step_time_s <= 1.02 * whole.step_time_s

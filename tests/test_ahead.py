@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from embroute.runtime import coordinator
-from embroute.runtime.checkpoint_files import latest, step_of
-from embroute.runtime.exchange import Channel
-from embroute.runtime.inbox import DEPTH, STEP, Told, post
-from embroute.runtime.local import run_local
-from embroute.runtime.prepare import prepare
-from embroute.runtime.seat import Seat
-from embroute.runtime.wire import Array
+from embroute.checkpoint.folders import latest_checkpoint, step_of
+from embroute.engine import coordinator
+from embroute.engine.control import DEPTH, STEP, Delivery, send_all
+from embroute.kernels.array_types import Array
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.nn.prepare import prepare
+from embroute.transport.interface import Channel
 from tests.jobs import (
     Result,
     batches,
@@ -41,8 +41,8 @@ class Plans:
 
     def post(
         self, channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]
-    ) -> Told:
-        told = post(channel, verb, bodies)
+    ) -> Delivery:
+        told = send_all(channel, verb, bodies)
         with self.changed:
             self.there += verb == STEP
             self.changed.notify_all()
@@ -56,10 +56,10 @@ class Plans:
 @pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "in-place"])
 def test_two_plans_wait_while_a_step_computes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plans, at = Plans(), 10
-    monkeypatch.setattr(coordinator, "post", plans.post)
+    monkeypatch.setattr(coordinator, "send_all", plans.post)
     found: list[bool] = []
 
-    def main(seat: Seat) -> None:
+    def main(seat: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
         settings = settings_of(policy, WORKERS)
@@ -74,7 +74,7 @@ def test_two_plans_wait_while_a_step_computes(policy: str, monkeypatch: pytest.M
                 optimizer.step()
                 optimizer.zero_grad()
 
-    run_local(WORKERS, SHARDS, main)
+    run_in_process(WORKERS, SHARDS, main)
     assert found == [True, False]
 
 
@@ -84,22 +84,22 @@ def test_a_worker_may_ask_for_the_end(policy: str, tmp_path: Path) -> None:
     stream, settings = batches(3, steps), settings_of(policy, WORKERS)
     settings["checkpoint"] = str(tmp_path)
 
-    def main(seat: Seat) -> Result:
+    def main(seat: RankContext) -> Result:
         stop_after = asked if seat.name == "worker1" else 0
         return train(seat, stream, "adagrad", settings, stop_after=stop_after)
 
-    results = run_local(WORKERS, SHARDS, main)
+    results = run_in_process(WORKERS, SHARDS, main)
     trained = len(results["worker0"].losses)
     assert asked <= trained <= asked + FURTHEST + 2  # an answer may have left just before
     assert len(results["worker1"].losses) == trained
     gathered(results, WORKERS, SHARDS).assert_equal(plain("adagrad", stream[:trained]))
-    saved = latest(tmp_path)
+    saved = latest_checkpoint(tmp_path)
     assert saved is not None
     assert step_of(saved) == trained
 
 
 def test_only_workers_ask_for_it() -> None:
-    def main(seat: Seat) -> None:
+    def main(seat: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
         ready = prepare(model, optimizers, batches(1, 2), seat, **settings_of("vanilla", WORKERS))
@@ -110,4 +110,4 @@ def test_only_workers_ask_for_it() -> None:
             ready.stop()
 
     with pytest.raises(RuntimeError, match="only workers train"):
-        run_local(WORKERS, SHARDS, main)
+        run_in_process(WORKERS, SHARDS, main)

@@ -13,50 +13,56 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from embroute.kernels.assign import Search, cheapest, has_fault, seat, seat_blanks, settle
-from embroute.policy import assign as assign_module
-from embroute.policy.assign import assign
+from embroute.kernels.array_types import F64, I64
+from embroute.planner import assignment as assign_module
+from embroute.planner.assignment import assign
+from embroute.planner.kernels.shortest_paths import (
+    PathSearch,
+    assign_blanks,
+    assign_cheapest,
+    cheapest,
+    has_fault,
+    move_overflow,
+)
 
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
-Costs = Callable[[np.random.Generator, int, int], Floats]
+Costs = Callable[[np.random.Generator, int, int], F64]
 
 
-def uniform(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def uniform(rng: np.random.Generator, samples: int, workers: int) -> F64:
     return rng.random((samples, workers))
 
 
-def negative(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def negative(rng: np.random.Generator, samples: int, workers: int) -> F64:
     return rng.normal(scale=1e3, size=(samples, workers))
 
 
-def few_integers(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def few_integers(rng: np.random.Generator, samples: int, workers: int) -> F64:
     return rng.integers(-2, 3, (samples, workers)).astype(np.float64)
 
 
-def equal(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def equal(rng: np.random.Generator, samples: int, workers: int) -> F64:
     return np.full((samples, workers), rng.normal())
 
 
-def rows_missing(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def rows_missing(rng: np.random.Generator, samples: int, workers: int) -> F64:
     """Pull times of 26 rows, each at hand or not, over links of two speeds 1:10."""
     pull_s_W = np.where(np.arange(workers) % 2, 0.1, 1.0) * 2e-6
     missing_SW = np.count_nonzero(rng.random((samples, workers, 26)) < 0.4, axis=2)
     return np.asarray(missing_SW * pull_s_W, np.float64)
 
 
-def one_favourite(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def one_favourite(rng: np.random.Generator, samples: int, workers: int) -> F64:
     cost_SW = rng.random((samples, workers))
     cost_SW[:, -1] -= 2
     return cost_SW
 
 
-def chained(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def chained(rng: np.random.Generator, samples: int, workers: int) -> F64:
     """Costs whose shortest paths go through many workers."""
     return rng.random((samples, 1)) * np.arange(workers) + 0.01 * rng.random((samples, workers))
 
 
-def forbidden(rng: np.random.Generator, samples: int, workers: int) -> Floats:
+def forbidden(rng: np.random.Generator, samples: int, workers: int) -> F64:
     cost_SW = rng.integers(0, 9, (samples, workers)).astype(np.float64)
     cost_SW[rng.random((samples, workers)) < rng.choice([0.1, 0.5, 0.9])] = np.inf
     return cost_SW
@@ -73,27 +79,27 @@ FINITE: list[Costs] = [
 ]
 
 
-def even(samples: int, workers: int) -> Counts:
+def even(samples: int, workers: int) -> I64:
     return np.diff(np.arange(workers + 1) * samples // workers)
 
 
-def uneven(rng: np.random.Generator, places: int, workers: int) -> Counts:
+def uneven(rng: np.random.Generator, places: int, workers: int) -> I64:
     """Quotas that sum to `places`, some of them zero."""
     weight = rng.random(workers) * (rng.random(workers) < 0.7) + 1e-9
     return rng.multinomial(places, weight / weight.sum())
 
 
-def total(cost_SW: Floats, worker_S: NDArray[np.int32]) -> float:
+def total(cost_SW: F64, worker_S: NDArray[np.int32]) -> float:
     return float(cost_SW[np.arange(worker_S.size), worker_S].sum())
 
 
-def optimum(cost_SW: Floats, quotas: Counts) -> float:
+def optimum(cost_SW: F64, quotas: I64) -> float:
     """The least cost according to scipy, with one column for each place."""
     place_SP = np.repeat(cost_SW, quotas, axis=1)
     return float(place_SP[linear_sum_assignment(place_SP)].sum())
 
 
-def misfits(cost_SW: Floats, quotas: Counts) -> int:
+def misfits(cost_SW: F64, quotas: I64) -> int:
     """How many samples no assignment can place, by maximum matching."""
     finite_SP = np.repeat(np.isfinite(cost_SW), quotas, axis=1)
     if not finite_SP.any():
@@ -102,7 +108,7 @@ def misfits(cost_SW: Floats, quotas: Counts) -> int:
     return int((matched < 0).sum())
 
 
-def check(cost_SW: Floats, quotas: Counts) -> None:
+def check(cost_SW: F64, quotas: I64) -> None:
     """Placed once each, within quotas, at scipy's cost."""
     worker_S = assign(cost_SW, quotas)
     assert worker_S.shape == cost_SW.shape[:1]
@@ -114,7 +120,7 @@ def check(cost_SW: Floats, quotas: Counts) -> None:
     )
 
 
-def check_or_refuse(cost_SW: Floats, quotas: Counts) -> bool:
+def check_or_refuse(cost_SW: F64, quotas: I64) -> bool:
     """The optimum, or a refusal that counts what cannot be placed; whether it was placed."""
     count = misfits(cost_SW, quotas)
     if count == 0:
@@ -125,7 +131,7 @@ def check_or_refuse(cost_SW: Floats, quotas: Counts) -> bool:
     return False
 
 
-def moves(cost_SW: Floats, worker_S: NDArray[np.int32]) -> Floats:
+def moves(cost_SW: F64, worker_S: NDArray[np.int32]) -> F64:
     """Cheapest move of any sample from worker to worker."""
     workers = cost_SW.shape[1]
     edge_WW = np.full((workers, workers), np.inf)
@@ -136,7 +142,7 @@ def moves(cost_SW: Floats, worker_S: NDArray[np.int32]) -> Floats:
     return edge_WW
 
 
-def proves_optimal(cost_SW: Floats, worker_S: NDArray[np.int32], quotas: Counts) -> bool:
+def proves_optimal(cost_SW: F64, worker_S: NDArray[np.int32], quotas: I64) -> bool:
     """Whether workers have prices at which no move is a gain (a free place moves at no cost)."""
     edge_WW = moves(cost_SW, worker_S)
     spare_W = quotas > np.bincount(worker_S, minlength=quotas.size)
@@ -258,7 +264,7 @@ def test_refuses_costs_without_a_meaning(bad: float, quotas: list[int]) -> None:
         (np.array([[np.inf, np.inf], [1.0, 1.0]]), np.array([2, 2]), "1 of 2"),
     ],
 )
-def test_refusals_say_what_is_wrong(cost_SW: Floats, quotas: Counts, words: str) -> None:
+def test_refusals_say_what_is_wrong(cost_SW: F64, quotas: I64, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         assign(cost_SW, quotas)
 
@@ -287,12 +293,12 @@ def test_edges_of_the_board_are_the_cheapest_moves(costs: Costs) -> None:
     cost_SW = costs(np.random.default_rng(7), 400, 6)
     quotas = even(400, 6)
     board = assign_module._board(cost_SW, quotas)
-    search = Search(np.zeros(6), np.empty(6), np.empty(6, np.int32), np.empty(6, np.bool_))
-    homeless = seat(board, search.price_W)
-    seat_blanks(board, search.price_W, 0)
+    search = PathSearch(np.zeros(6), np.empty(6), np.empty(6, np.int32), np.empty(6, np.bool_))
+    homeless = assign_cheapest(board, search.price_W)
+    assign_blanks(board, search.price_W, 0)
     for moved in (False, True):
         if moved:
-            settle(board, search)
+            move_overflow(board, search)
         here = board.worker_S >= 0
         np.testing.assert_array_equal(board.edge_WW, moves(cost_SW[here], board.worker_S[here]))
     assert homeless == (~here).sum()

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from embroute.cli import main
-from embroute.cluster import uniform
-from embroute.runtime.checkpoint_files import latest
-from embroute.runtime.local import LocalMail, run_local
-from embroute.runtime.manifest import read_manifest, verify
-from embroute.runtime.settings import Settings
+from embroute.checkpoint.folders import latest_checkpoint
+from embroute.checkpoint.manifest import read_manifest, verify
+from embroute.cli.main import main
+from embroute.config.cluster import uniform_cluster
+from embroute.launch.in_process import InProcessTransport, run_in_process
+from embroute.nn.settings import Settings
 from embroute.train.run_file import RunFile, read_run_file
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
 
@@ -143,12 +143,12 @@ def saving(folder: Path, policy: str = "esd(1)") -> Settings:
 def run(
     settings: Settings, stream: Sequence[Batch], optimizer: str = "adagrad"
 ) -> dict[str, Result]:
-    return run_local(2, 1, lambda seat: train(seat, stream, optimizer, settings))
+    return run_in_process(2, 1, lambda seat: train(seat, stream, optimizer, settings))
 
 
 def assert_goes_on(settings: Settings, folder: Path, step: int) -> None:
     """The checkpoint before the accident is whole, and leads to the end of the run."""
-    last = latest(folder)
+    last = latest_checkpoint(folder)
     assert last is not None
     assert last.name == f"step-{step:08d}"
     verify(last, read_manifest(last).files)
@@ -262,7 +262,7 @@ def test_in_place_is_for_one_machine() -> None:
     fault = "policy in-place: rows are trained where the shards keep them, so all workers and"
     settings = settings_of("in-place", 2)
     with pytest.raises(ValueError, match=re.escape(f"{fault} shards must be on one host")):
-        run(settings | {"network": uniform(2, 1)}, stream)
+        run(settings | {"network": uniform_cluster(2, 1)}, stream)
     with pytest.raises(ValueError, match="with policy in-place no row travels"):
         run(settings | {"debug": "versions"}, stream)
     nodes = {"a": ["coordinator", "shard0", "worker0"], "b": ["worker1"]}
@@ -276,7 +276,7 @@ def test_in_place_is_for_one_machine() -> None:
 
 
 def test_in_place_needs_memory_in_common(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(LocalMail, "common_memory", lambda mail, size: None)
+    monkeypatch.setattr(InProcessTransport, "common_memory", lambda mail, size: None)
     with pytest.raises(ValueError, match="policy in-place: shards and workers share no memory"):
         run(settings_of("in-place", 2), batches(2, 3))
 
@@ -313,7 +313,7 @@ def test_a_full_disk_in_a_running_job(tmp_path: Path) -> None:
         said = [line for line in output.splitlines() if "No space left on device" in line]
         assert said, output
         assert all("step-00000030" in line and ".safetensors" in line for line in said), output
-        last = latest(disk / "run" / "checkpoints")
+        last = latest_checkpoint(disk / "run" / "checkpoints")
         assert last is not None
         assert last.name == "step-00000030"
         verify(last, read_manifest(last).files)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embroute.data.arrays import ArraySource
-from embroute.data.batch import PADDING, Batch, concat, one_hot
+from embroute.data.batch import PADDING, ArraySource, Batch, concat, one_hot
 from embroute.data.schema import Field, Schema, Table
 
 Sample = tuple[list[list[int]], list[float], float]  # bags by field, dense columns, label

@@ -8,21 +8,19 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embroute.cluster import Cluster, Host, Worker
-from embroute.config import Size
+from embroute.config.cluster import Cluster, Host, Worker
+from embroute.config.spec import Size
 from embroute.data.batch import Batch
 from embroute.data.schema import Field, Schema, Table
-from embroute.policy.bounds import Bound, kept_uses
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, Outcome, bound, measure_named
+from embroute.planner.bounds import Bound, kept_uses
+from embroute.planner.setup import Setup
+from embroute.simulate.simulation import Outcome, Workload, measure_named, workload_bound
 from tests.workloads import draw_batches, setups
 
-I64 = npt.NDArray[np.int64]
 Uses = list[set[int]]
 
 MAKING = "streamed(new=made)"  # what the bound allows: on demand, and new rows are not pulled
@@ -74,7 +72,7 @@ def clusters(draw: st.DrawFn, workers: int) -> Cluster:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, whole_batches: bool = True) -> Job:
+def jobs(draw: st.DrawFn, whole_batches: bool = True) -> Workload:
     """Any small job; the data may end before the steps do."""
     setup = draw(setups())
     setup = replace(setup, cluster=draw(clusters(setup.num_workers)))
@@ -82,10 +80,10 @@ def jobs(draw: st.DrawFn, whole_batches: bool = True) -> Job:
     count = setup.batch_size * draw(st.integers(warmup + 1, warmup + 12))
     count += 0 if whole_batches else draw(st.integers(1, setup.batch_size))
     batches = draw_batches(setup.schema, [count], draw(st.integers(0, 2**16)))
-    return Job(Samples(setup.schema, batches), setup, warmup + steps, warmup)
+    return Workload(Samples(setup.schema, batches), setup, warmup + steps, warmup)
 
 
-def measured(name: str, job: Job) -> Outcome | None:
+def measured(name: str, job: Workload) -> Outcome | None:
     """What a policy moves; None where caches do not hold a step, or its workers have quota 0."""
     try:
         return measure_named(name, job)
@@ -117,20 +115,20 @@ steady = settings(deadline=None, derandomize=True, suppress_health_check=[Health
 @pytest.mark.parametrize("name", EXACT)
 @settings(steady, max_examples=25)
 @given(job=jobs())
-def test_no_exact_policy_is_below_the_bound(name: str, job: Job) -> None:
+def test_no_exact_policy_is_below_the_bound(name: str, job: Workload) -> None:
     outcome = measured(name, job)
     if outcome is not None:
-        assert_not_above(bound(job), outcome)
+        assert_not_above(workload_bound(job), outcome)
 
 
 @settings(steady, max_examples=25)
 @given(job=jobs())
-def test_nor_is_one_that_trains_rows_in_place(job: Job) -> None:
+def test_nor_is_one_that_trains_rows_in_place(job: Workload) -> None:
     job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
     for name in ("in-place", "vanilla"):
         outcome = measured(name, job)
         if outcome is not None:
-            assert_not_above(bound(job), outcome)
+            assert_not_above(workload_bound(job), outcome)
 
 
 def test_a_short_last_batch_does_not_lift_the_bound() -> None:
@@ -139,8 +137,8 @@ def test_a_short_last_batch_does_not_lift_the_bound() -> None:
     schema = Schema((Table("t", 5),), (Field("f", 0),))
     setup = Setup(schema, cluster, 4, batch_size=4, cache=Size(1.0, "share"))
     # Steps of 4 samples and of 1: 2.5 ms of compute on average.
-    job = Job(Samples(schema, draw_batches(schema, [5], 0)), setup, steps=2, warmup=0)
-    assert_not_above(bound(job), measure_named("vanilla", job))
+    job = Workload(Samples(schema, draw_batches(schema, [5], 0)), setup, steps=2, warmup=0)
+    assert_not_above(workload_bound(job), measure_named("vanilla", job))
 
 
 def intervals(uses: Uses) -> list[tuple[int, int]]:
@@ -175,7 +173,7 @@ def test_kept_uses_are_the_most_possible(uses: Uses, capacity: int) -> None:
     assert kept_uses(uses_T, next_uses, capacity) == brute_force(uses, capacity)
 
 
-def alone(job: Job, cache: float) -> Job:
+def alone(job: Workload, cache: float) -> Workload:
     """The job on one worker whose shard is on another host, with SGD: one size of record."""
     hosts = (Host("shard", 1e9, 1e9), Host("worker", 1e6, 3e6))
     cluster = Cluster(hosts, (Worker(1),), (0,))
@@ -187,23 +185,23 @@ def alone(job: Job, cache: float) -> Job:
 
 @settings(steady, max_examples=25)
 @given(job=jobs(whole_batches=False))
-def test_one_worker_with_room_for_everything_reaches_the_bound(job: Job) -> None:
+def test_one_worker_with_room_for_everything_reaches_the_bound(job: Workload) -> None:
     # Nobody else needs a row and nothing is evicted, so each row is made or pulled at its first
     # use and comes home in the drain: at most one pull and one push, which no policy can avoid.
     job = alone(job, 1.0)
-    outcome, least = measure_named(f"dispatch=block sync={MAKING}", job), bound(job)
+    outcome, least = measure_named(f"dispatch=block sync={MAKING}", job), workload_bound(job)
     assert pulls_and_pushes(outcome) == (least.pulls_A.sum(), least.pushes_A.sum())
     assert outcome.transmission_cost_s == pytest.approx(least.transmission_cost_s)
 
 
 @settings(steady, max_examples=50)
 @given(job=jobs(whole_batches=False), cache=st.sampled_from([0.3, 0.5, 0.7]))
-def test_one_worker_that_sees_everything_reaches_the_bound(job: Job, cache: float) -> None:
+def test_one_worker_that_sees_everything_reaches_the_bound(job: Workload, cache: float) -> None:
     # From empty caches: a warm-up may leave other rows than the best ones for what follows.
     job = replace(alone(job, cache), warmup=0)
     outcome = measured(f"dispatch=block sync={MAKING} evict=clairvoyant(40)", job)
     if outcome is not None:
-        least = bound(job)
+        least = workload_bound(job)
         assert pulls_and_pushes(outcome) == (least.pulls_A.sum(), least.pushes_A.sum())
 
 
@@ -213,9 +211,10 @@ def setup_of(setup: Setup, cache: float) -> Setup:
 
 @settings(steady, max_examples=25)
 @given(job=jobs())
-def test_more_cache_never_lifts_the_bound(job: Job) -> None:
+def test_more_cache_never_lifts_the_bound(job: Workload) -> None:
     shares = (0.0, 0.2, 0.5, 1.0)
     moved = [
-        int(bound(replace(job, setup=setup_of(job.setup, share))).pulls_A.sum()) for share in shares
+        int(workload_bound(replace(job, setup=setup_of(job.setup, share))).pulls_A.sum())
+        for share in shares
     ]
     assert moved == sorted(moved, reverse=True)

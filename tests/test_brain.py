@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embroute.cluster import uniform
+from embroute.checkpoint import planner_state
+from embroute.checkpoint.planner_state import from_seed, load_planner, load_trained, save_planner
+from embroute.config.cluster import uniform_cluster
 from embroute.data.schema import Schema, Table
-from embroute.models.initial import initial_rows
-from embroute.policy.catalog import make_policy
-from embroute.policy.decide import advance, plan_step
-from embroute.policy.plans import start
-from embroute.policy.setup import Setup
-from embroute.policy.state import State
-from embroute.runtime import brain
-from embroute.runtime.brain import from_seed, load_brain, load_trained, save_brain
+from embroute.models.initial_rows import initial_rows
+from embroute.planner.decide import advance, plan_step
+from embroute.planner.plan_stream import start
+from embroute.planner.setup import Setup
+from embroute.planner.state import State
+from embroute.policies.catalog import make_policy
 from tests.workloads import long_workload
 
 
@@ -43,8 +43,8 @@ def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> Non
             advance(loaded, again)
         advance(state, plan)
         if step == 19:
-            save_brain(tmp_path, state, {"epoch": 3, "of": None})
-            assert load_brain(tmp_path, loaded) == {"epoch": 3, "of": None}
+            save_planner(tmp_path, state, {"epoch": 3, "of": None})
+            assert load_planner(tmp_path, loaded) == {"epoch": 3, "of": None}
         for key, value in contents(state).items() if step >= 19 else ():
             np.testing.assert_array_equal(value, contents(loaded)[key], key, strict=True)
 
@@ -52,13 +52,13 @@ def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> Non
 def test_a_brain_of_another_job_is_refused(tmp_path: Path) -> None:
     def state(rows: tuple[int, int], workers: int) -> State:
         schema = Schema((Table("a", rows[0]), Table("b", rows[1])), ())
-        return start(make_policy("esd(1)"), Setup(schema, uniform(workers, 1), (4, 8)))
+        return start(make_policy("esd(1)"), Setup(schema, uniform_cluster(workers, 1), (4, 8)))
 
-    save_brain(tmp_path, state((20, 40), 2), {})
+    save_planner(tmp_path, state((20, 40), 2), {})
     with pytest.raises(ValueError, match=r"'slot_WCF' has the shape \[2, 6, 4\], expected"):
-        load_brain(tmp_path, state((20, 40), 3))
+        load_planner(tmp_path, state((20, 40), 3))
     with pytest.raises(ValueError, match="the caches have other capacities in the checkpoint"):
-        load_brain(tmp_path, state((40, 20), 2))
+        load_planner(tmp_path, state((40, 20), 2))
 
 
 def test_rows_trained_before_are_not_made_again_elsewhere(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_rows_trained_before_are_not_made_again_elsewhere(tmp_path: Path) -> Non
         plan = plan_step(policy, window, state)
         trained.update(plan.rows.rows_U.tolist())
         advance(state, plan)
-    save_brain(tmp_path, state, {})
+    save_planner(tmp_path, state, {})
     load_trained(tmp_path, elsewhere)
     assert set(np.flatnonzero(elsewhere.caches.cells.number_R).tolist()) == trained
     assert elsewhere.caches.cells.numbered[0] == len(trained)
@@ -81,8 +81,8 @@ def test_a_checkpoint_says_whether_its_other_rows_are_those_of_a_seed(
     seeded: bool, right: bool, tmp_path: Path
 ) -> None:
     schema = Schema((Table("a", 20),), ())
-    setup = replace(Setup(schema, uniform(2, 1), 4), seed=7, seeded=seeded)
-    save_brain(tmp_path, start(make_policy("esd(1)"), setup), {})
+    setup = replace(Setup(schema, uniform_cluster(2, 1), 4), seed=7, seeded=seeded)
+    save_planner(tmp_path, start(make_policy("esd(1)"), setup), {})
     assert from_seed(tmp_path, 7) == right
     assert not from_seed(tmp_path, 8)
 
@@ -90,8 +90,8 @@ def test_a_checkpoint_says_whether_its_other_rows_are_those_of_a_seed(
 def test_rows_that_another_program_drew_are_not_those_of_the_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup = Setup(Schema((Table("a", 20),), ()), uniform(2, 1), 4)
-    save_brain(tmp_path, start(make_policy("esd(1)"), setup), {})
+    setup = Setup(Schema((Table("a", 20),), ()), uniform_cluster(2, 1), 4)
+    save_planner(tmp_path, start(make_policy("esd(1)"), setup), {})
     assert from_seed(tmp_path, setup.seed)
-    monkeypatch.setattr(brain, "initial_rows", lambda *args: 2 * initial_rows(*args))
+    monkeypatch.setattr(planner_state, "initial_rows", lambda *args: 2 * initial_rows(*args))
     assert not from_seed(tmp_path, setup.seed)

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.calibrate import chances, gini, given, now
 from benchmarks.facts import FACTS, SOURCES, Gini, Ids, Top
-from embroute.data.synthetic import PRESETS, Preset, SyntheticSource
-from embroute.data.synthetic_presets import FieldLaw, Knobs
-from embroute.kernels.sampling import ITEM, USER
+from embroute.data.synthetic.generator import LOG_PRESETS, Preset, SyntheticSource
+from embroute.data.synthetic.presets import FieldLaw, Knobs
+from embroute.data.synthetic.sampling import ITEM, USER
 
 SAMPLES = 300_000
 LAW = FieldLaw("id", 5000, USER, 1.4, tail=0.1, offset=3.0, top=0.2)
@@ -59,8 +59,8 @@ def test_chances_without_sessions_are_poisson() -> None:
 
 @pytest.mark.parametrize("preset", FACTS)
 def test_presets_are_near_the_facts(preset: str) -> None:
-    knobs = PRESETS[preset].knobs
-    laws = {law.name: law for law in PRESETS[preset].fields}
+    knobs = LOG_PRESETS[preset].knobs
+    laws = {law.name: law for law in LOG_PRESETS[preset].fields}
     for name, facts in FACTS[preset].items():
         for fact in facts:
             assert fact.source in SOURCES

@@ -7,23 +7,20 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.cluster import open_cluster
-from embroute.config import Size
-from embroute.cost import Traffic
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost.step_time import Traffic
 from embroute.data.online_retail import RetailSource
-from embroute.policy.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, Entry, make_policy
-from embroute.policy.dispatch.esd import hybrid
-from embroute.policy.plans import start
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, measure_named, simulate
-
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
+from embroute.kernels.array_types import F64, I32, I64
+from embroute.planner.plan_stream import start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, PolicyEntry, make_policy
+from embroute.policies.dispatch.esd import hybrid
+from embroute.simulate.simulation import Workload, measure_named, simulate
 
 # A value of every option, other than its default.
 VALUES: Mapping[str, Mapping[str, str]] = {
@@ -53,12 +50,12 @@ KINDS = {"dispatch": DISPATCHES, "sync": SYNCS, "evict": EVICTS}
 SOURCE = RetailSource()
 
 
-def job_of(optimizer: str = "sgd") -> Job:
+def job_of(optimizer: str = "sgd") -> Workload:
     setup = Setup(SOURCE.schema, open_cluster("edge-4"), 8, 64, optimizer, cache=Size(400, "rows"))
-    return Job(SOURCE, setup, steps=6, warmup=2)
+    return Workload(SOURCE, setup, steps=6, warmup=2)
 
 
-def options_of(name: str, entry: Entry) -> list[str]:
+def options_of(name: str, entry: PolicyEntry) -> list[str]:
     """The name alone, with each option by key, with all by key, and with all by position."""
     values = VALUES.get(name, {})
     assert set(entry.options) <= set(values), f"no test value for an option of {name}"
@@ -87,7 +84,7 @@ def test_every_system_with_every_option(text: str) -> None:
     assert policy.name == text
     assert policy.workers == "all"
     job = job_of()
-    if policy.sync.in_place:
+    if policy.sync.shared_memory:
         job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
     measure_named(text, job)
 
@@ -246,7 +243,7 @@ def test_het_of_nothing_is_vanilla_dealt_in_turn() -> None:
         assert left.time.total_s == right.time.total_s
 
 
-def total(cost_SW: F64, worker_S: npt.NDArray[np.int32]) -> float:
+def total(cost_SW: F64, worker_S: I32) -> float:
     return float(cost_SW[np.arange(len(worker_S)), worker_S].sum())
 
 

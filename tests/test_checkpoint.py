@@ -23,20 +23,25 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from embroute.cli import cli
-from embroute.cluster import uniform
+from embroute.checkpoint import rank_files, tensor_file, tensor_header
+from embroute.checkpoint.folders import (
+    claim_folder,
+    find_checkpoint,
+    latest_checkpoint,
+    partial_folder,
+)
+from embroute.checkpoint.manifest import Manifest, commit, read_manifest, verify
+from embroute.checkpoint.planner_state import save_planner
+from embroute.checkpoint.rank_files import Stateful, Training, identity_of, load_shard, save_shard
+from embroute.cli.main import cli
+from embroute.config.cluster import uniform_cluster
 from embroute.data.schema import Schema, Table
-from embroute.policy.catalog import make_policy
-from embroute.policy.plans import start
-from embroute.policy.setup import Setup
-from embroute.runtime import checkpoint, tensor_files, tensor_header
-from embroute.runtime.brain import save_brain
-from embroute.runtime.checkpoint import Stateful, Training, identity_of, load_shard, save_shard
-from embroute.runtime.checkpoint_files import claim, find, latest, partial
-from embroute.runtime.manifest import Manifest, commit, read_manifest, verify
-from embroute.runtime.optim import RowOptimizer
-from embroute.runtime.places import Places
-from embroute.runtime.store import CacheStore, ShardStore, Widths
+from embroute.engine.optim import RowOptimizer
+from embroute.engine.sharding import RowSharding
+from embroute.engine.store import CacheStore, RecordWidths, ShardStore
+from embroute.planner.plan_stream import start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
 
 torch.set_num_threads(1)
 Patch = pytest.MonkeyPatch
@@ -48,12 +53,12 @@ ADAGRAD = RowOptimizer("adagrad", 0.1, initial_state=0.5)
 RANDOM = torch.arange(16, dtype=torch.uint8)
 
 
-def places_of(num_shards: int, *tables: Table) -> Places:
-    return Places(Setup(Schema(tables or TABLES, ()), uniform(2, num_shards), WIDTHS))
+def places_of(num_shards: int, *tables: Table) -> RowSharding:
+    return RowSharding(Setup(Schema(tables or TABLES, ()), uniform_cluster(2, num_shards), WIDTHS))
 
 
-def stores_of(places: Places, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
-    widths = Widths(places, optimizer, dtype)
+def stores_of(places: RowSharding, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
+    widths = RecordWidths(places, optimizer, dtype)
     return [ShardStore(k, places, widths, optimizer) for k in range(places.num_shards)]
 
 
@@ -62,7 +67,7 @@ def record(row: int, columns: int) -> npt.NDArray[np.float64]:
     return np.asarray((1000 * row + np.arange(columns)) / 3)
 
 
-def filled_stores(places: Places, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
+def filled_stores(places: RowSharding, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
     stores = stores_of(places, optimizer, dtype)
     for row in range(places.setup.schema.num_rows):
         arena = places.setup.arena_of(np.array([row]))[0]
@@ -75,14 +80,14 @@ def write_checkpoint(
     folder: Path, step: int, num_shards: int = 2, dtype: str = "float32", keep: int = 2
 ) -> Path:
     """A whole checkpoint, as the ranks of a job write it."""
-    places, part = places_of(num_shards), partial(folder, step, "run")
+    places, part = places_of(num_shards), partial_folder(folder, step, "run")
     stores = filled_stores(places, ADAGRAD, dtype)
     files = [save_shard(part, store, places, k) for k, store in enumerate(stores)]
-    files += [checkpoint.save_cache(part, worker, None, RANDOM) for worker in range(2)]
-    files.append(checkpoint.save_dense(part, Training(MODEL, [], {}), RANDOM))
+    files += [rank_files.save_cache(part, worker, None, RANDOM) for worker in range(2)]
+    files.append(rank_files.save_dense(part, Training(MODEL, [], {}), RANDOM))
     state = start(make_policy("esd(1)"), places.setup)
     state.step = step
-    files.append(save_brain(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
+    files.append(save_planner(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
     identity = identity_of(places, ADAGRAD, dtype, MODEL)
     manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files), "run")
     return commit(folder, manifest, keep)
@@ -99,9 +104,9 @@ def assert_whole(path: Path, step: int) -> None:
 def test_rows_find_their_new_shard(
     name: str, dtype: str, old: int, new: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "COPIED_BYTES", 300)
-    monkeypatch.setattr(tensor_files, "PIECE_BYTES", 100)
-    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 70)
+    monkeypatch.setattr(rank_files, "COPIED_BYTES", 300)
+    monkeypatch.setattr(tensor_file, "PIECE_BYTES", 100)
+    monkeypatch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 70)
     optimizer, before, after = RowOptimizer(name, 0.1), places_of(old), places_of(new)
     for shard, store in enumerate(filled_stores(before, optimizer, dtype)):
         save_shard(tmp_path, store, before, shard)
@@ -120,17 +125,19 @@ def test_rows_find_their_new_shard(
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
-        (partial(tmp_path, step, "other") / "shard7.safetensors").write_text("of a crashed run")
+        (partial_folder(tmp_path, step, "other") / "shard7.safetensors").write_text(
+            "of a crashed run"
+        )
         newest = write_checkpoint(tmp_path, step)
     assert sorted(os.listdir(tmp_path)) == ["step-00000010", "step-00000015"]
     files = {info.name for info in read_manifest(newest).files}
     assert {*files, "manifest.json"} == set(os.listdir(newest))
-    partial(tmp_path, 20, "run")
-    assert latest(tmp_path) == find(tmp_path) == newest
-    claim(tmp_path, 15)
+    partial_folder(tmp_path, 20, "run")
+    assert latest_checkpoint(tmp_path) == find_checkpoint(tmp_path) == newest
+    claim_folder(tmp_path, 15)
     assert sorted(os.listdir(tmp_path)) == ["step-00000010", "step-00000015"]
     with pytest.raises(ValueError, match="holds step-00000015, later than step 12"):
-        claim(tmp_path, 12)
+        claim_folder(tmp_path, 12)
 
 
 @pytest.mark.parametrize("step", [10, 15])  # the same step again, and a later one
@@ -155,10 +162,10 @@ def test_a_crash_at_any_moment(step: int, tmp_path: Path, monkeypatch: Patch) ->
             for owner, name in ((Path, "rename"), (shutil, "rmtree"), (os, "fsync")):
                 patch.setattr(owner, name, crashing(getattr(owner, name)))
             write_checkpoint(folder, step, keep=1)
-        manifest = read_manifest(find(folder))
-        assert_whole(find(folder), manifest.step)
-        claim(folder, step)
-        assert read_manifest(find(folder)) == manifest
+        manifest = read_manifest(find_checkpoint(folder))
+        assert_whole(find_checkpoint(folder), manifest.step)
+        claim_folder(folder, step)
+        assert read_manifest(find_checkpoint(folder)) == manifest
         assert not [name for name in os.listdir(folder) if name.endswith(("partial", "removed"))]
         ends.append((manifest.num_shards, left[0] > 0))
     assert list(dict.fromkeys(ends)) == [(3, False), (2, False), (2, True)]  # shards, whether done
@@ -183,7 +190,7 @@ def test_a_damaged_checkpoint_is_refused(
     data = harm((path / file).read_bytes())
     (path / file).unlink() if data is None else (path / file).write_bytes(data)
     with pytest.raises(ValueError, match=f"step-00000010.*{file}.*{message}"):
-        assert_whole(find(tmp_path), 10)
+        assert_whole(find_checkpoint(tmp_path), 10)
     with pytest.raises(ValueError, match=message):
         command("inspect", tmp_path, "--verify")
     assert_whole(old, 5)
@@ -193,7 +200,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 10)
     saved = read_manifest(path).identity
     mine = identity_of(places_of(5), replace(ADAGRAD, lr=0.7), "float32", MODEL)
-    checkpoint.check_identity(saved, mine, path)
+    rank_files.check_identity(saved, mine, path)
     longer = places_of(2, *TABLES[:2], Table("c[x]", 41), Table("e", 9))
     wide = MODEL | {"top.weight": torch.ones(3, 4)}
     c, d = "table 'c[x]' has 40 rows in the checkpoint, 41 in the model", "has no table 'd'; "
@@ -207,7 +214,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         (identity_of(places_of(2), ADAGRAD, "float32", wide), weight),
     ):
         with pytest.raises(ValueError, match=r"^step-00000010: ") as refused:
-            checkpoint.check_identity(saved, other, path)
+            rank_files.check_identity(saved, other, path)
         assert all(message in str(refused.value) for message in messages), refused.value
     store = stores_of(places_of(2), ADAGRAD, "float64")[0]
     with pytest.raises(
@@ -230,7 +237,7 @@ def test_a_full_disk_harms_nothing(file: str, tmp_path: Path, monkeypatch: Patch
     monkeypatch.undo()
     assert error.value.errno == errno.ENOSPC
     assert error.value.filename == str(tmp_path / "step-00000020.run.partial" / file)
-    assert_whole(find(tmp_path), 10)
+    assert_whole(find_checkpoint(tmp_path), 10)
 
 
 OPTIMIZERS: dict[str, dict[str, object]]
@@ -265,13 +272,13 @@ def train_dense(model: nn.Module, training: Training, steps: range) -> None:
 def test_dense_goes_on(kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: Patch) -> None:
     model, training = dense_job(kind, dtype, seed=1)
     train_dense(model, training, range(4))
-    checkpoint.save_dense(tmp_path, training, torch.get_rng_state())
+    rank_files.save_dense(tmp_path, training, torch.get_rng_state())
     kept = str([x.state_dict() for x in (*training.optimizers, *training.extras.values())])
     train_dense(model, training, range(4, 8))
     for module, name in ((pickle, "load"), (pickle, "loads"), (torch, "load")):
         monkeypatch.delattr(module, name)
     other, loaded = dense_job(kind, dtype, seed=2)
-    torch.set_rng_state(checkpoint.load_dense(tmp_path, loaded))
+    torch.set_rng_state(rank_files.load_dense(tmp_path, loaded))
     assert kept == str([x.state_dict() for x in (*loaded.optimizers, *loaded.extras.values())])
     train_dense(other, loaded, range(4, 8))
     for name, tensor in model.state_dict().items():
@@ -280,7 +287,7 @@ def test_dense_goes_on(kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatc
 
 def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     training, adam = (dense_job(kind, torch.float32, 1)[1] for kind in ("SGD", "Adam"))
-    checkpoint.save_dense(tmp_path, training, RANDOM)
+    rank_files.save_dense(tmp_path, training, RANDOM)
     for other, message in (
         (replace(training, optimizers=adam.optimizers), r"\['SGD'\] in the checkpoint, \['Adam'\]"),
         (replace(training, extras={}), r"holds \['cycle', 'decay', 'steps'\] beside .* has \[\]"),
@@ -288,25 +295,25 @@ def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (dense_job("SGD", torch.float64, 1)[1], "is float32, expected float64"),
     ):
         with pytest.raises(ValueError, match=message):
-            checkpoint.load_dense(tmp_path, other)
+            rank_files.load_dense(tmp_path, other)
     odd = SimpleNamespace(state_dict=lambda: {"seen": [{1}]})
     with pytest.raises(ValueError, match=r"^extra.odd.seen.0 is a set: a checkpoint holds numbers"):
-        checkpoint.save_dense(tmp_path, replace(training, extras={"odd": odd}), RANDOM)
+        rank_files.save_dense(tmp_path, replace(training, extras={"odd": odd}), RANDOM)
 
 
 def test_a_worker_gets_its_cache_back(tmp_path: Path) -> None:
     places, sgd = places_of(2), RowOptimizer("sgd", 1)
-    kinds = [Widths(places, optimizer, "float64") for optimizer in (ADAGRAD, ADAGRAD, sgd)]
+    kinds = [RecordWidths(places, optimizer, "float64") for optimizer in (ADAGRAD, ADAGRAD, sgd)]
     store, other, narrow = (CacheStore(1, places, kind, ADAGRAD, True) for kind in kinds)
     for i, array in enumerate([*store.records, *store.bases]):
         array[:] = np.random.default_rng(i).random(array.shape)
-    checkpoint.save_cache(tmp_path, 1, store, RANDOM)
-    assert torch.equal(checkpoint.load_cache(tmp_path, 1, other), RANDOM)
+    rank_files.save_cache(tmp_path, 1, store, RANDOM)
+    assert torch.equal(rank_files.load_cache(tmp_path, 1, other), RANDOM)
     pairs = zip([*store.records, *store.bases], [*other.records, *other.bases], strict=True)
     assert all(np.array_equal(mine, its) for mine, its in pairs)
-    assert torch.equal(checkpoint.load_cache(tmp_path, 1, None), RANDOM)
+    assert torch.equal(rank_files.load_cache(tmp_path, 1, None), RANDOM)
     with pytest.raises(ValueError, match="'records0' has the shape"):
-        checkpoint.load_cache(tmp_path, 1, narrow)
+        rank_files.load_cache(tmp_path, 1, narrow)
 
 
 def command(*arguments: object) -> str:
@@ -317,8 +324,8 @@ def command(*arguments: object) -> str:
 
 @pytest.mark.parametrize(("dtype", "num_shards"), [("float32", 1), ("float64", 3)])
 def test_export(dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(tensor_files, "PIECE_BYTES", 200)
-    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 150)
+    monkeypatch.setattr(tensor_file, "PIECE_BYTES", 200)
+    monkeypatch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 150)
     path, out = write_checkpoint(tmp_path, 10, num_shards, dtype), tmp_path / "tables.safetensors"
     command("export", tmp_path, "--out", out)
     tables, first = load_file(out), 0
@@ -332,19 +339,19 @@ def test_export(dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch)
         first += table.num_rows
     places = places_of(2)
     store, whole = (made(places, ADAGRAD, dtype)[1] for made in (stores_of, filled_stores))
-    assert checkpoint.load_tables(out, store, places, 1) == [table.name for table in TABLES]
+    assert rank_files.load_tables(out, store, places, 1) == [table.name for table in TABLES]
     for records, its, width in zip(store.records, whole.records, (4, 8), strict=True):
         assert np.array_equal(records[:, :width], its[:, :width])
         assert (records[:, width:] == ADAGRAD.initial_state).all()
     command("export", path, "--out", out, "--table", "d", "--table", "b")
-    assert checkpoint.load_tables(out, store, places, 1) == ["b", "d"]
+    assert rank_files.load_tables(out, store, places, 1) == ["b", "d"]
     for word, file in (("--table", "z"), ("--out", path / "shard0.safetensors")):
         with pytest.raises(ValueError, match=f"^{word} .*{Path(file).name}"):
             command("export", path, "--out", out, word, file)
     for named, message in (("z", "'z' is no table of the model"), ("a", r"expected \[23, 4\]")):
         save_file({named: np.zeros((2, 4), dtype)}, out)
         with pytest.raises(ValueError, match=message):
-            checkpoint.load_tables(out, store, places, 0)
+            rank_files.load_tables(out, store, places, 0)
     assert_whole(path, 10)
 
 
@@ -359,5 +366,5 @@ def test_inspect(tmp_path: Path) -> None:
 
 def test_other_commands_import_neither_torch_nor_xxhash() -> None:
     unseen = "not {'torch', 'xxhash'}.isdisjoint(sys.modules)"
-    code = f"import sys, embroute.cli; sys.exit({unseen})"
+    code = f"import sys, embroute.cli.main; sys.exit({unseen})"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute.cli import cli
-from embroute.commands.train import OPTIONS as TRAIN_OPTIONS
+from embroute.cli.main import cli
+from embroute.cli.train import OPTIONS as TRAIN_OPTIONS
 from embroute.data.open import built_in_names, open_source
-from embroute.data.synthetic import Knobs
-from embroute.policy.catalog import SYSTEMS
+from embroute.data.synthetic.generator import Knobs
+from embroute.policies.catalog import SYSTEMS
 
 PROGRAM = Path(sys.executable).parent / "embroute"
 SHORT = ("--steps", "12", "--warmup", "2")
@@ -196,8 +196,8 @@ except ModuleNotFoundError:
 else:
     raise SystemExit("torch is still there")
 import embroute
-from embroute.commands.train import OPTIONS as TRAIN_OPTIONS
-from embroute.cli import main
+from embroute.cli.train import OPTIONS as TRAIN_OPTIONS
+from embroute.cli.main import main
 run = ["compare", "--policies", "esd(1)", "--steps", "4", "--warmup", "1", "--json", sys.argv[1]]
 sys.argv = ["embroute", *run]
 main()

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embroute.cluster import GIGABIT, PRESETS, Cluster, Host, Worker, open_cluster, read_cluster
+from embroute.config.cluster import CLUSTER_PRESETS, GIGABIT, Cluster, Host, Worker
+from embroute.config.cluster_file import open_cluster, read_cluster
 
 MANUAL = Path(__file__).parent.parent / "docs" / "cluster.md"
 Write = Callable[[str], Path]
@@ -60,7 +61,7 @@ def test_colocated_shards_are_a_step_away_from_their_own_worker_only() -> None:
     assert (cluster.crosses_WK == ~np.eye(4, dtype=bool)).all()
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", CLUSTER_PRESETS)
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 1024])
 def test_presets_have_any_number_of_workers(name: str, count: int) -> None:
     cluster = open_cluster(f"{name}-{count}")
@@ -119,7 +120,7 @@ def test_the_manuals_example(write: Write) -> None:
 
 def test_the_manual_names_every_preset() -> None:
     text = MANUAL.read_text()
-    assert all(f"`{name}-N`" in text for name in PRESETS)
+    assert all(f"`{name}-N`" in text for name in CLUSTER_PRESETS)
 
 
 def test_a_side_goes_before_the_link(write: Write) -> None:

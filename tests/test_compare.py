@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from embroute.cli import cli
-from embroute.commands.results import rough
-from embroute.commands.simulate import COLUMNS
+from embroute.cli.main import cli
+from embroute.cli.outputs import rough
+from embroute.cli.simulate import CSV_COLUMNS
 
 MANUAL = Path(__file__).parent.parent / "docs" / "compare-json.md"
 SHORT = ("--steps", "14", "--warmup", "4")
@@ -345,7 +345,7 @@ def steps_of(tmp_path: Path) -> Write:
 def test_steps_add_up_to_the_comparison(name: str, steps_of: Write, tmp_path: Path) -> None:
     columns, lines = steps_of("--policy", name, *SHORT)
     entry = compare(tmp_path, "--policies", name, *SHORT)["policies"][name]
-    assert columns == list(COLUMNS)
+    assert columns == list(CSV_COLUMNS)
     assert [int(line["step"]) for line in lines] == list(range(len(lines)))
     measured = lines[4:]
     assert len(measured) == entry["measured_steps"]

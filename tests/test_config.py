@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.config import (
-    Call,
+from embroute.config.spec import (
+    CallSpec,
     Size,
     bind,
     parse_call,
@@ -28,29 +28,29 @@ VALUES = st.from_regex(r"[A-Za-z0-9.%+]{1,6}", fullmatch=True)
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        ("vanilla", Call("vanilla")),
-        ("  esd(1) ", Call("esd", ("1",))),
-        ("esd ( 1 )", Call("esd", ("1",))),
-        ("het()", Call("het")),
-        ("het(10, order=lfu)", Call("het", ("10",), {"order": "lfu"})),
+        ("vanilla", CallSpec("vanilla")),
+        ("  esd(1) ", CallSpec("esd", ("1",))),
+        ("esd ( 1 )", CallSpec("esd", ("1",))),
+        ("het()", CallSpec("het")),
+        ("het(10, order=lfu)", CallSpec("het", ("10",), {"order": "lfu"})),
         (
             "het( bound = 3 ,order= light-lfu )",
-            Call("het", (), {"bound": "3", "order": "light-lfu"}),
+            CallSpec("het", (), {"bound": "3", "order": "light-lfu"}),
         ),
-        ("unbounded(het(5, lfu))", Call("unbounded", ("het(5, lfu)",))),
-        ("unbounded(het(bound=5))", Call("unbounded", ("het(bound=5)",))),
-        ("unbounded(of=het(bound=5))", Call("unbounded", (), {"of": "het(bound=5)"})),
-        ("criteo-kaggle(samples=200)", Call("criteo-kaggle", (), {"samples": "200"})),
+        ("unbounded(het(5, lfu))", CallSpec("unbounded", ("het(5, lfu)",))),
+        ("unbounded(het(bound=5))", CallSpec("unbounded", ("het(bound=5)",))),
+        ("unbounded(of=het(bound=5))", CallSpec("unbounded", (), {"of": "het(bound=5)"})),
+        ("criteo-kaggle(samples=200)", CallSpec("criteo-kaggle", (), {"samples": "200"})),
     ],
 )
-def test_calls(text: str, call: Call) -> None:
+def test_calls(text: str, call: CallSpec) -> None:
     assert parse_call(text) == call
 
 
 @steady
 @given(NAMES, st.lists(VALUES, max_size=3), st.dictionaries(NAMES, VALUES, max_size=3))
 def test_a_printed_call_reads_the_same(name: str, args: list[str], options: dict[str, str]) -> None:
-    call = Call(name, tuple(args), options)
+    call = CallSpec(name, tuple(args), options)
     assert parse_call(str(call)) == call
 
 

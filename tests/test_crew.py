@@ -8,50 +8,47 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from embroute.cluster import open_cluster
-from embroute.config import Size
-from embroute.cost import step_time
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost.step_time import step_time
 from embroute.data.open import open_source
-from embroute.kernels.anneal import put, refit
+from embroute.kernels.array_types import F64, I32, I64
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, NUM_PHASES, URGENT, VALUE, VALUE_STATE
-from embroute.kernels.foretell import (
-    PULL,
-    PUSH,
-    Crowds,
-    Deal,
-    crowd_out,
-    foretell,
-    touched,
+from embroute.planner.interfaces import Assignment, Candidate, DispatchContext, WarmStart
+from embroute.planner.plan import traffic
+from embroute.planner.plan_stream import pick_candidate, plans, start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.policies.embroute import active_workers, dispatch
+from embroute.policies.embroute.anneal import move_sample, refit
+from embroute.policies.embroute.predicted_traffic import (
+    PULL_BYTES,
+    PUSH_BYTES,
+    RowCounts,
+    TouchedRows,
+    predict_traffic,
+    spill_overflow,
+    touch_matrix,
 )
-from embroute.kernels.shares import Grown, shortest
-from embroute.kernels.uses import NEW_USE, USE_KINDS, Nodes, total
-from embroute.policy.catalog import make_policy
-from embroute.policy.dispatch import crew, sharing
-from embroute.policy.dispatch.search import Search, paced
-from embroute.policy.parts import Dealing, Rehearsal, View, Way
-from embroute.policy.plan import traffic
-from embroute.policy.plans import plans, rehearsed, start
-from embroute.policy.quotas import within
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, measure_named, simulate
+from embroute.policies.embroute.quota_solver import CostCurves, solve_quotas
+from embroute.policies.embroute.quotas import clip_shares
+from embroute.policies.embroute.search import SearchOptions, paced
+from embroute.policies.embroute.uses import NEW_USE, USE_KINDS, Nodes, total
+from embroute.simulate.simulation import Workload, measure_named, simulate
 from tests.test_uses import BATCH, BATCHES, loads_of, window
 
-F64 = npt.NDArray[np.float64]
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 SOURCE, KAGGLE = open_source("online-retail"), open_source("criteo-kaggle")
 
 
-def job(network: str, compute_ms: float, dim: int = 64) -> Job:
+def job(network: str, compute_ms: float, dim: int = 64) -> Workload:
     cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
     setup = Setup(SOURCE.schema, cluster, dim, batch_size=64 * cluster.num_workers)
-    return Job(SOURCE, setup, 50, 10)
+    return Workload(SOURCE, setup, 50, 10)
 
 
-def samples(policy: str, given: Job) -> npt.NDArray[np.int64]:
+def samples(policy: str, given: Workload) -> I64:
     """Samples of each worker in each measured step."""
     steps = [step for step in simulate(make_policy(policy), given) if step.step >= given.warmup]
     return np.array([step.traffic.samples_W for step in steps])
@@ -71,19 +68,21 @@ def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F
         if used == {owner}:
             continue
         if owner >= 0:
-            out[t, owner, PUSH, URGENT if kind >= 2 else EARLY] += record[VALUE_STATE, 0]
+            out[t, owner, PUSH_BYTES, URGENT if kind >= 2 else EARLY] += record[VALUE_STATE, 0]
         for w in used:
             pulls = kind < NEW_USE and w != owner
-            out[t, w, PULL, pull] += pulls * record[VALUE_STATE if alone else VALUE, 0]
-            out[t, w, PUSH, push] += 0 if alone else record[GRADIENT, 0]
+            out[t, w, PULL_BYTES, pull] += pulls * record[VALUE_STATE if alone else VALUE, 0]
+            out[t, w, PUSH_BYTES, push] += 0 if alone else record[GRADIENT, 0]
     return out
 
 
-def told(nodes: Nodes, deal: Deal, record: F64, room: I64, homes: int = 1) -> tuple[F64, Crowds]:
+def told(
+    nodes: Nodes, deal: TouchedRows, record: F64, room: I64, homes: int = 1
+) -> tuple[F64, RowCounts]:
     """Bytes of all uses, with what a cache of this room crowds out."""
-    found = foretell(nodes, deal, record, room, homes)
-    crowd_out(found.bytes_THWDP, found.crowds, record[VALUE_STATE], room)
-    return found.bytes_THWDP, found.crowds
+    found = predict_traffic(nodes, deal, record, room, homes)
+    spill_overflow(found.bytes_THWDP, found.counts, record[VALUE_STATE], room)
+    return found.bytes_THWDP, found.counts
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -100,10 +99,10 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
     lookups = [random.choice(workers, random.integers(1, 4), replace=False) for _ in range(count)]
     node_L = np.repeat(np.arange(count), [len(used) for used in lookups]).astype(np.int32)
     worker_S = np.concatenate(lookups).astype(np.int32)
-    touched_NW = touched(node_L, np.arange(len(node_L) + 1), worker_S, count, workers)
+    touched_NW = touch_matrix(node_L, np.arange(len(node_L) + 1), worker_S, count, workers)
     record = np.array([[4.0], [12.0], [5.0], [12.0]])
     room = np.full((workers, 1), 10**6)
-    deal = Deal(touched_NW, np.arange(batches + 1) * rows)
+    deal = TouchedRows(touched_NW, np.arange(batches + 1) * rows)
     found, crowds = told(nodes, deal, record, room)
     sets = [set(used.tolist()) for used in lookups]
     batch = [n // rows for n in range(count)]
@@ -114,13 +113,13 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
 def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
     before = np.array([-1, -1, -1, 0], np.int32)
     nodes = Nodes(before, np.full(4, -1, np.int32), np.zeros(4, np.uint8), np.zeros(4, np.float32))
-    deal = Deal(np.ones((4, 1), np.uint8), np.array([0, 1, 3, 4]))
+    deal = TouchedRows(np.ones((4, 1), np.uint8), np.array([0, 1, 3, 4]))
     record = np.array([[4.0]] * 4)
     roomy, tight = (told(nodes, deal, record, np.array([[slots]]))[0][:, 0] for slots in (4, 2))
     assert roomy[2].sum() == 0
-    assert tight[2, 0, PULL].sum() == tight[2, 0, PUSH].sum() == 4
+    assert tight[2, 0, PULL_BYTES].sum() == tight[2, 0, PUSH_BYTES].sum() == 4
     # Both slots are in use until the step before is done.
-    assert tight[2, 0, PULL, LATE] == tight[2, 0, PUSH, URGENT] == 4
+    assert tight[2, 0, PULL_BYTES, LATE] == tight[2, 0, PUSH_BYTES, URGENT] == 4
 
 
 @pytest.mark.parametrize(("slots", "waiting"), [(8, 0), (7, 0), (6, 1), (5, 2), (4, 3)])
@@ -129,9 +128,9 @@ def test_rows_move_between_steps_that_do_not_fit_at_once(slots: int, waiting: in
     before = np.array([-1, -1, -1, -1, 3, -1, -1, -1], np.int32)
     home = np.array([0, 0, 0, 0, 0, 0, USE_KINDS, USE_KINDS], np.uint8)
     nodes = Nodes(before, np.full(8, -1, np.int32), home, np.zeros(8, np.float32))
-    deal = Deal(np.ones((8, 1), np.uint8), np.array([0, 4, 8]))
+    deal = TouchedRows(np.ones((8, 1), np.uint8), np.array([0, 4, 8]))
     found, _ = told(nodes, deal, np.full((4, 1), 8.0), np.array([[slots]]), 2)
-    pulls_P = found[1, :, 0, PULL].sum(0)
+    pulls_P = found[1, :, 0, PULL_BYTES].sum(0)
     assert pulls_P[LATE] == pytest.approx(8.0 * waiting)
     assert pulls_P.sum() == pytest.approx(8.0 * 3)
 
@@ -145,8 +144,8 @@ def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
     start[:, 0] = urgent[:, 0] = late[:, 0] = 0
     late *= 0.7
     least, most = np.array([1, 0, 0]), np.array([12, 6, 12])
-    grown = Grown(start, urgent, urgent / parts, late, late / parts)
-    quota = shortest(grown, least, most)
+    grown = CostCurves(start, urgent, urgent / parts, late, late / parts)
+    quota = solve_quotas(grown, least, most)
     everyone = np.arange(workers)
     assert quota.sum() >= batch
     assert (quota >= least).all()
@@ -172,7 +171,7 @@ def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
 def test_refit_keeps_quotas_and_costs(workers: int) -> None:
     uses = window(4, workers)
     for s in range(BATCHES * BATCH):
-        put(uses, s, 0)
+        move_sample(uses, s, 0)
     loads = loads_of(uses, workers)
     refit(uses, loads, 1, 6)
     dealt = uses.worker_S.reshape(BATCHES, BATCH)
@@ -182,14 +181,14 @@ def test_refit_keeps_quotas_and_costs(workers: int) -> None:
     assert (loads.price_TW[1, 1:] <= 0).all()
     again = window(4, workers)
     for s in range(BATCHES * BATCH):
-        put(again, s, int(uses.worker_S[s]))
+        move_sample(again, s, int(uses.worker_S[s]))
     assert total(uses) == pytest.approx(total(again), abs=1e-3)
 
 
 def test_shares_keep_their_ranges() -> None:
     share = np.array([0.7, 0.3, 0.0], np.float32)
     ranges = np.array([[0.1, 0.1, 0.1], [0.4, 0.5, 0.5]], np.float32)
-    kept = within(share, ranges)
+    kept = clip_shares(share, ranges)
     assert kept.sum() == pytest.approx(1)
     assert (kept >= ranges[0] - 1e-6).all()
     assert (kept <= ranges[1] + 1e-6).all()
@@ -210,22 +209,24 @@ def test_a_run_begins_with_the_crew_that_did_best_in_its_rehearsal() -> None:
     """Each crew on the first batches; those that compute too long, or fall far behind, not to the
     end."""
     given = job("edge-4", 0.01)
-    stream, tried = list(given.batches())[: crew.REHEARSED], []
-    rehearsal = make_policy("embroute(effort=300)").dispatch.rehearsal
+    stream, tried = list(given.batches())[: active_workers.REHEARSED], []
+    rehearsal = make_policy("embroute(effort=300)").dispatch.warm_start
     assert rehearsal is not None
-    ways = rehearsal.ways(given.setup, 256)
+    ways = rehearsal.candidates(given.setup, 256)
     assert [way.least_s for way in ways] == pytest.approx([6.4e-4, 2.56e-3 / 3, 1.28e-3, 2.56e-3])
 
-    def watched(way: Way) -> Way:
-        def choose(view: View) -> Dealing:
+    def watched(way: Candidate) -> Candidate:
+        def choose(view: DispatchContext) -> Assignment:
             tried.append((ways.index(way), view.window.step))
             return way.trial.choose(view)
 
         return way._replace(trial=replace(way.trial, choose=choose))
 
-    watching = Rehearsal(crew.REHEARSED, lambda setup, samples: [watched(way) for way in ways])
+    watching = WarmStart(
+        active_workers.REHEARSED, lambda setup, samples: [watched(way) for way in ways]
+    )
     policy = make_policy("embroute(effort=300)")
-    chosen = rehearsed(policy, watching, stream, given.setup).dispatch
+    chosen = pick_candidate(policy, watching, stream, given.setup).dispatch
     times = [
         np.mean(
             [
@@ -248,23 +249,23 @@ def test_a_run_begins_with_the_crew_that_did_best_in_its_rehearsal() -> None:
 
 def test_crews_that_compute_too_long_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step, at which the crew that was chosen deals its window."""
-    steps, dealt = [], crew._try
+    steps, dealt = [], active_workers._try
 
-    def spied(view: View, *given: object, **named: object) -> object:
+    def spied(view: DispatchContext, *given: object, **named: object) -> object:
         steps.append(view.window.step)
         return dealt(view, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(crew, "_try", spied)
+    monkeypatch.setattr(active_workers, "_try", spied)
     samples("embroute", job("edge-4", 2.0))
     assert set(steps) == {0}
 
 
 def test_crews_far_behind_are_given_up() -> None:
-    assert not crew._hopeless([20.0], 3, 10.0)  # shares were not corrected yet
-    assert not crew._hopeless([30.0, 20.0], 2, 10.0)
-    assert crew._hopeless([30.0, 20.0, 18.0], 1, 10.0)
-    assert not crew._hopeless([20.0, 9.0, 12.0], 1, 10.0)
-    assert not crew._hopeless([20.0, 20.0], 0, np.inf)
+    assert not active_workers._hopeless([20.0], 3, 10.0)  # shares were not corrected yet
+    assert not active_workers._hopeless([30.0, 20.0], 2, 10.0)
+    assert active_workers._hopeless([30.0, 20.0, 18.0], 1, 10.0)
+    assert not active_workers._hopeless([20.0, 9.0, 12.0], 1, 10.0)
+    assert not active_workers._hopeless([20.0, 20.0], 0, np.inf)
 
 
 def test_machines_half_as_fast_get_fewer_samples() -> None:
@@ -308,12 +309,12 @@ def test_impossible_ranges_are_refused(policy: str, said: str) -> None:
 
 def test_effort_follows_the_time_of_a_step() -> None:
     """More where steps are long, within bounds, and by the model's time alone."""
-    outlook = start(make_policy("embroute"), job("edge-4", 0.0).setup).outlook
-    given = Search(paced=True)
-    for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, Search.effort)):
+    outlook = start(make_policy("embroute"), job("edge-4", 0.0).setup).memory
+    given = SearchOptions(paced=True)
+    for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, SearchOptions.effort)):
         known = outlook._replace(took_1=np.array([took], np.float32))
         assert paced(given, known, 256).effort == effort
-        assert paced(Search(), known, 256).effort == Search.effort
+        assert paced(SearchOptions(), known, 256).effort == SearchOptions.effort
     steps = [
         list(simulate(make_policy("embroute(effort=auto)"), job("edge-4", 0.05))) for _ in "ab"
     ]
@@ -333,13 +334,13 @@ def test_never_much_slower_than_the_others(network: str, compute_ms: float) -> N
 @pytest.mark.parametrize("cache", [180, 200])
 def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a step as it is dealt does not fit, it is dealt otherwise, in the same ranges."""
-    asked, plain = [], sharing._plain
+    asked, plain = [], dispatch._plain
 
-    def spied(view: View, search: Search, quotas_W: npt.NDArray[np.int64]) -> Iterator[I32]:
+    def spied(view: DispatchContext, search: SearchOptions, quotas_W: I64) -> Iterator[I32]:
         asked.append(view.window.step)
         return plain(view, search, quotas_W)
 
-    monkeypatch.setattr(sharing, "_plain", spied)
+    monkeypatch.setattr(dispatch, "_plain", spied)
     given = job("edge-4", 0.0)
     given = replace(given, setup=replace(given.setup, cache=Size(cache, "rows")))
     steps = simulate(make_policy("embroute(floor=0+0.3+0+0, ceiling=0.2+1+1+1)"), given)
@@ -359,7 +360,7 @@ def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatc
 def test_one_worker_is_enough_once_caches_have_filled() -> None:
     """With empty caches two workers are hardly slower, and everything pulled was new."""
     setup = Setup(KAGGLE.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
-    given = Job(KAGGLE, setup, 30, 10)
+    given = Workload(KAGGLE, setup, 30, 10)
     alone = measure_named("esd(1, workers=0)", given).step_time_s
     assert alone < 0.8 * measure_named("esd(1)", given).step_time_s
     assert measure_named("embroute", given).step_time_s < 1.01 * alone

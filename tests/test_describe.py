@@ -13,9 +13,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.commands.data import data
-from embroute.data.arrays import ArraySource
-from embroute.data.batch import PADDING, Batch, one_hot
+from embroute.cli.data import data_group
+from embroute.data.batch import PADDING, ArraySource, Batch, one_hot
 from embroute.data.describe import RECENT_BATCHES, describe, top_share
 from embroute.data.schema import Field, Schema, Table
 
@@ -98,7 +97,7 @@ def test_samples_limit() -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(data, ["describe", *arguments], env={"COLUMNS": "80"})
+    return CliRunner().invoke(data_group, ["describe", *arguments], env={"COLUMNS": "80"})
 
 
 def clicks(folder: Path) -> str:

@@ -7,16 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from embroute.cluster import open_cluster
-from embroute.config import Size
-from embroute.data.arrays import ArraySource
-from embroute.data.batch import Batch
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost import expected
+from embroute.cost.expected import Demand, Expected, Hot, Law
+from embroute.data.batch import ArraySource, Batch
 from embroute.data.schema import Field, Schema, Table
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, begin, measure
-from embroute.theory import expected
-from embroute.theory.expected import Demand, Expected, Hot, Law
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.simulate.simulation import Workload, measure, start_simulation
 
 SIZES, EXPONENTS = (1500, 8000, 400, 3000), (1.05, 0.8, 0.0, 1.3)
 WORKERS, SAMPLES, STEPS, WARMUP = 4, 64, 352, 160
@@ -46,12 +45,12 @@ SOURCE, LAWS = drawn()
 DEMAND = Demand(LAWS, (1.0,) * len(SIZES), SAMPLES, WORKERS)
 
 
-def job(share: float) -> Job:
+def job(share: float) -> Workload:
     # Wide rows: FAE keeps every table below 1 MB on all workers.
     setup = Setup(
         SOURCE.schema, open_cluster("dc-4"), 1024, WORKERS * SAMPLES, cache=Size(share, "share")
     )
-    return Job(SOURCE, setup, STEPS, WARMUP)
+    return Workload(SOURCE, setup, STEPS, WARMUP)
 
 
 def simulated(policy: str, share: float) -> Expected:
@@ -89,7 +88,7 @@ def test_het_without_staleness_is_vanilla() -> None:
 @pytest.mark.parametrize("policy", ["fae", "scars"])
 def test_hot_sets(policy: str) -> None:
     text = f"{policy}(hot=1500rows)"
-    hot_R = begin(make_policy(text), job(0.2)).hot_R
+    hot_R = start_simulation(make_policy(text), job(0.2)).hot_R
     hot = Hot(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
     share = expected.free_share(DEMAND, hot)
     assert 0.05 < share < 0.6
@@ -107,7 +106,7 @@ def test_classes_are_the_rows_themselves() -> None:
     assert (law.p_C * law.rows_C).sum() == pytest.approx(1)
     assert law.rows_C.sum() == 300_000
     for draws in (100.0, 1e5):
-        found = expected.distinct(Demand((law,), (1.0,), draws, 1))
+        found = expected.expected_touches(Demand((law,), (1.0,), draws, 1))
         rows = -np.expm1(draws * np.log1p(-p)).sum()
         assert found == pytest.approx(rows, rel=1e-4)
     counts = np.array([5, 0, 5, 1])
@@ -116,7 +115,7 @@ def test_classes_are_the_rows_themselves() -> None:
 
 
 def test_many_rows_take_no_time() -> None:
-    laws = (expected.power_law(34_000_000, 1.1), expected.uniform(10))
+    laws = (expected.power_law(34_000_000, 1.1), expected.uniform_law(10))
     demand = Demand(laws, (26.0, 1.0), 128, 8)
     assert 0 < expected.vanilla(demand, 3.4e6).moved < 2 * 27 * 128
 

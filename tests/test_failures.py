@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from embroute.runtime.checkpoint_files import latest
-from embroute.runtime.seat import names
+from embroute.checkpoint.folders import latest_checkpoint
+from embroute.launch.rank import rank_names
 from embroute.train.run_file import RUN_FILE, RunFile
 from tests.processes import TORCHRUN, begin, finish, pid_of
 
@@ -39,7 +39,7 @@ def wait_for_checkpoint(
 ) -> Path:
     """The newest checkpoint, once there is one that comes after another."""
     limit = time.monotonic() + seconds
-    while (found := latest(folder / "checkpoints")) is None or found == after:
+    while (found := latest_checkpoint(folder / "checkpoints")) is None or found == after:
         assert run.poll() is None, run.communicate()[0]
         assert time.monotonic() < limit, "no new checkpoint yet"
         time.sleep(0.02)
@@ -48,7 +48,7 @@ def wait_for_checkpoint(
 
 def tables(folder: Path) -> Tensors:
     """Every tensor of the last checkpoint's shard and dense part."""
-    last = latest(folder / "checkpoints")
+    last = latest_checkpoint(folder / "checkpoints")
     assert last is not None
     assert last.name == f"step-{STEPS:08d}"
     found: Tensors = {}
@@ -87,11 +87,11 @@ def kill(run: subprocess.Popen[str], folder: Path, kills: Sequence[tuple[str, fl
     for name, delay_s in kills:
         wait_for_checkpoint(run, folder, seen)
         time.sleep(delay_s)
-        ranks = {rank: pid_of(run, rank) for rank in names(2, 1)}
+        ranks = {rank: pid_of(run, rank) for rank in rank_names(2, 1)}
         os.kill(ranks[name], signal.SIGKILL)
         while any(Path(f"/proc/{pid}").exists() for pid in ranks.values()):
             time.sleep(0.02)
-        seen = latest(folder / "checkpoints")  # from which all of them start again
+        seen = latest_checkpoint(folder / "checkpoints")  # from which all of them start again
     code, output = finish(run)
     assert code == 0, output
     for name, _ in kills:
@@ -132,7 +132,7 @@ def test_so_is_one_that_trains_rows_in_place(tmp_path: Path) -> None:
 def test_everyone_ends_when_a_rank_dies(tmp_path: Path) -> None:
     run = start(tmp_path, "--peer-timeout", "30", steps=100_000)
     wait_for_checkpoint(run, tmp_path)
-    ranks = [pid_of(run, name) for name in names(2, 1)]
+    ranks = [pid_of(run, name) for name in rank_names(2, 1)]
     os.kill(ranks[3], signal.SIGKILL)
     began = time.monotonic()
     code, output = finish(run, 60)
@@ -160,7 +160,7 @@ def test_sigterm_and_ctrl_c_save_and_resume_goes_on(
     send(run, number)
     code, output = finish(run, 90)
     assert code == 128 + number, output
-    saved = latest(tmp_path / "checkpoints")
+    saved = latest_checkpoint(tmp_path / "checkpoints")
     assert saved is not None
     assert f"embroute: stopped by {number.name}; --resume goes on from {saved.name}" in output
     assert "Traceback" not in output
@@ -177,14 +177,14 @@ def test_sigterm_waits_for_a_slow_checkpoint(tmp_path: Path) -> None:
     shard = pid_of(run, "shard0")
     os.kill(shard, signal.SIGSTOP)
     time.sleep(1)
-    before = latest(tmp_path / "checkpoints")
+    before = latest_checkpoint(tmp_path / "checkpoints")
     run.send_signal(signal.SIGTERM)
     time.sleep(35)
     assert run.poll() is None
     os.kill(shard, signal.SIGCONT)
     code, output = finish(run, 60)
     assert code == 128 + signal.SIGTERM, output
-    after = latest(tmp_path / "checkpoints")
+    after = latest_checkpoint(tmp_path / "checkpoints")
     assert before is not None
     assert after is not None
     assert after.name > before.name
@@ -196,6 +196,6 @@ def test_sigterm_waits_for_a_slow_checkpoint(tmp_path: Path) -> None:
 def test_killed_at_random(whole: Path, tmp_path: Path, seed: int) -> None:
     """Twenty kills in all, five in each run."""
     chance = random.Random(seed)
-    kills = [(chance.choice(names(2, 1)), chance.random() / 2) for _ in range(5)]
+    kills = [(chance.choice(rank_names(2, 1)), chance.random() / 2) for _ in range(5)]
     kill_and_resume(tmp_path, kills)
     assert_same(tmp_path, whole)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embroute.runtime.local import run_local
-from embroute.runtime.prepare import prepare
-from embroute.runtime.seat import Seat
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.nn.prepare import prepare
 from tests.jobs import batches, loss_of, new_model, optimizers_of, settings_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
 def test_gathered_by_worker(dtype: torch.dtype) -> None:
-    def rank(seat: Seat) -> torch.Tensor | None:
+    def rank(seat: RankContext) -> torch.Tensor | None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
         ready = prepare(model, optimizers, batches(3, 4), seat, **settings_of("esd(1)", 3))
@@ -27,7 +27,7 @@ def test_gathered_by_worker(dtype: torch.dtype) -> None:
             found = ready.gather(own)
         return found
 
-    results = run_local(3, 1, rank)
+    results = run_in_process(3, 1, rank)
     expected = torch.tensor([[0] * 3, [0] * 3, [2] * 3, [2] * 3]).to(dtype)
     assert results["worker0"] is not None
     assert torch.equal(results["worker0"], expected)
@@ -36,15 +36,15 @@ def test_gathered_by_worker(dtype: torch.dtype) -> None:
 
 
 def test_only_workers_gather() -> None:
-    def rank(seat: Seat) -> None:
+    def rank(seat: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
         ready = prepare(model, optimizers, batches(3, 2), seat, **settings_of("esd(1)", 2))
         for batch in ready.loader:
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
-        if ready.run is None:
+        if ready.session is None:
             with pytest.raises(RuntimeError, match="only workers train"):
                 ready.gather(torch.zeros(1))
 
-    run_local(2, 1, rank)
+    run_in_process(2, 1, rank)

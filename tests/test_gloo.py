@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embroute.runtime.connect import EXCHANGE, GLOO, SOCKETS
-from embroute.runtime.seat import names
+from embroute.launch.rank import rank_names
+from embroute.launch.rendezvous import EXCHANGE, GLOO, SOCKETS
 from tests.gloo_rank import STEPS, settings_for
 from tests.jobs import Result, batches, gathered, plain_cached
 from tests.promises import assert_kept, promise
@@ -44,7 +44,7 @@ EXCHANGES = {(2, 1): SOCKETS, (3, 2): SOCKETS, (2, 2): GLOO}
 
 @pytest.mark.parametrize(("workers", "shards"), JOBS)
 def test_real_processes_equal_plain_torch(workers: int, shards: int, tmp_path: Path) -> None:
-    cases, ranks = JOBS[workers, shards], names(workers, shards)
+    cases, ranks = JOBS[workers, shards], rank_names(workers, shards)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(len(ranks)), "-m", "tests.gloo_rank"]
     command += [str(tmp_path), str(workers), str(shards), *cases]

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embroute.cluster import open_cluster
-from embroute.config import Size
-from embroute.cost import KIND_NAMES, Traffic, transmission_cost
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost.step_time import KIND_NAMES, Traffic, transmission_cost
 from embroute.data.batch import one_hot
 from embroute.data.schema import Field, Schema, Table
-from embroute.policy.catalog import SYSTEMS, make_policy
-from embroute.policy.plan import drain, traffic
-from embroute.policy.setup import Setup
+from embroute.planner.plan import drain_transfers, traffic
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import SYSTEMS, make_policy
 from tests.workloads import Workload
 
 FOLDER = Path(__file__).parent / "golden"
@@ -86,7 +86,7 @@ def count(name: str) -> dict[str, int | float]:
     rows = total.rows_WKIP.sum((0, 1, 3)).tolist()
     return {
         **dict(zip(KIND_NAMES, rows, strict=True)),
-        "drain": len(drain(state, policy.sync.record).row),
+        "drain": len(drain_transfers(state, policy.sync.record).row),
         "all_reduced": total.hot_rows,
         # Nanoseconds, so that equal means equal.
         "transmission_cost_ns": round(1e9 * transmission_cost(total, state.setup.cluster)),

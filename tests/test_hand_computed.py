@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from embroute.cluster import Cluster, Host, Worker
-from embroute.config import Size
+from embroute.config.cluster import Cluster, Host, Worker
+from embroute.config.spec import Size
 from embroute.data.batch import PADDING
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.window import Horizon
 from embroute.kernels import codes
-from embroute.kernels.caches import find
-from embroute.kernels.transfers import StepRows, Transfers
-from embroute.policy.catalog import make_policy
-from embroute.policy.dispatch.esd import cost_matrix, hybrid
-from embroute.policy.parts import View
-from embroute.policy.plan import Plan, drain, traffic
-from embroute.policy.setup import Setup
-from embroute.policy.state import State
+from embroute.planner.interfaces import DispatchContext
+from embroute.planner.kernels.cache import find_copies
+from embroute.planner.kernels.transfers import StepRows, Transfers
+from embroute.planner.plan import Plan, drain_transfers, traffic
+from embroute.planner.setup import Setup
+from embroute.planner.state import State
+from embroute.policies.catalog import make_policy
+from embroute.policies.dispatch.esd import cost_matrix, hybrid
 from tests.workloads import Workload, one_row_each, star
 
 Told = list[tuple[int, int, str, str, str]]
@@ -72,7 +72,7 @@ def test_nocache() -> None:
     assert [move[2:4] for move in told(second.updates)] == [("update", "gradient")] * 2
     # 4 floats of 4 bytes per value and per gradient.
     assert traffic(second, state.setup).bytes_WKIP.sum() == 4 * 16
-    assert len(drain(state, 1).row) == 0
+    assert len(drain_transfers(state, 1).row) == 0
 
 
 def test_vanilla() -> None:
@@ -115,7 +115,7 @@ def test_het_validity_step_by_step() -> None:
     ]
     assert [m[:3] for m in told(plans[4].pulls)] == [(0, 0, "stale"), (1, 0, "stale")]
     # Unsent at the end: row 0 at both, and worker 1's rows 1 and 2.
-    home = drain(state, 3)
+    home = drain_transfers(state, 3)
     assert sorted(zip(home.worker.tolist(), home.row.tolist(), strict=True)) == [
         (0, 0),
         (1, 0),
@@ -183,8 +183,10 @@ def test_esd_costs() -> None:
     window = horizon.pop()
     now = window.now
     rows = StepRows(now.rows_U, now.before_U, now.later_U, setup.arena_of(now.rows_U), 1)
-    found = find(state.caches.cells, now.rows_U)
-    cost_SW = cost_matrix(View(window, state, rows, found, np.array([1, 1]), np.empty(0, np.int32)))
+    found = find_copies(state.caches.cells, now.rows_U)
+    cost_SW = cost_matrix(
+        DispatchContext(window, state, rows, found, np.array([1, 1]), np.empty(0, np.int32))
+    )
     # Sample (0, 1): at worker 0 row 0 is there; row 1 costs its pull 1 and worker 1's push 10.
     # At worker 1 row 1 is there; row 0 costs its pull 10 and worker 0's push 1.
     # Row 2: nobody has it.
@@ -232,7 +234,7 @@ def test_fae_swaps() -> None:
     assert not len(plans[2].pulls.row)
     assert len(plans[2].updates.row) == 4
     # The end, on a hot batch: one row is left to drain.
-    assert drain(state, 1).row.tolist() == [0]
+    assert drain_transfers(state, 1).row.tolist() == [0]
 
 
 def test_scars_reduces_hot_rows_always() -> None:
@@ -255,7 +257,7 @@ def test_scars_reduces_hot_rows_always() -> None:
     ]
     assert not any(len(moves.row) for moves in (plans[2].pulls, plans[2].updates))
     assert [traffic(plan, state.setup).hot_rows for plan in plans] == [1, 1, 1]
-    assert drain(state, 1).row.tolist() == [0]
+    assert drain_transfers(state, 1).row.tolist() == [0]
 
 
 def test_bagpipe_keeps_rows_until_their_last_use_in_the_window() -> None:
@@ -280,7 +282,7 @@ def test_bagpipe_keeps_rows_until_their_last_use_in_the_window() -> None:
     assert told(plans[2].pulls) == [(0, 1, "miss", "value", "early")]
     # Row 0 again, for the last time.
     assert [m[:4] for m in told(plans[4].pulls)] == [(0, 0, "miss", "value")]
-    assert len(drain(state, 1).row) == 0
+    assert len(drain_transfers(state, 1).row) == 0
 
 
 def test_eviction_orders() -> None:

@@ -7,7 +7,7 @@ import time
 
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from embroute.runtime.heartbeat import Heartbeat
+from embroute.launch.heartbeat import Heartbeat
 
 NAMES = ["coordinator", "worker0"]
 

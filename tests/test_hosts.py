@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from embroute.runtime.checkpoint_files import latest
+from embroute.checkpoint.folders import latest_checkpoint
 
 ROOT = Path(__file__).parent.parent
 TESTBED = ROOT.parent / "shared" / "testbed" / "netns.sh"
@@ -114,7 +114,7 @@ def test_everyone_ends_when_a_cable_is_pulled(node: str, hosts: None, tmp_path: 
     run_file.write_text(text)
     jobs = {name: launch(name, run_file) for name in NODES}
     try:
-        wait_for(lambda: latest(tmp_path / "out" / "checkpoints") is not None, 120)
+        wait_for(lambda: latest_checkpoint(tmp_path / "out" / "checkpoints") is not None, 120)
         assert len(ranks_alive(run_file)) == 4
         emulated("link", node, "down")
         wait_for(lambda: not ranks_alive(run_file), peer_timeout)
@@ -133,7 +133,7 @@ def test_everyone_ends_when_a_cable_is_pulled(node: str, hosts: None, tmp_path: 
             assert re.search("no sign of life from|no answer from|lost", said[0]), said
         codes = re.findall(r"exitcode *: (-?\d+)", output)
         assert set(codes) == {"75"}, output
-    assert latest(tmp_path / "out" / "checkpoints") is not None
+    assert latest_checkpoint(tmp_path / "out" / "checkpoints") is not None
 
 
 def wait_for(event: Callable[[], bool], seconds: float) -> None:

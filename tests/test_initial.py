@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embroute.data.schema import Field, Schema, Table
-from embroute.models.embeddings import FieldEmbeddings
-from embroute.models.initial import NORM, fill, initial_rows
+from embroute.models.initial_rows import NORM, fill, initial_rows
+from embroute.models.layers import FieldEmbeddings
 
 
 def rows_of_table(seed: int, table: int, ids: npt.ArrayLike, width: int) -> npt.NDArray[np.float64]:

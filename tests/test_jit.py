@@ -1,16 +1,19 @@
-"""Compiled kernels on disk: seen when they are there, dropped when another version made them."""
+"""Compiled kernels on disk: found when they are there, apart from those of other versions."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numba
-import pytest
 
 from embroute.kernels import jit
 from embroute.kernels.jit import is_compiled
+
+SOURCE = Path(jit.__file__).parent.parent
 
 
 def test_a_plain_function_is_not_compiled() -> None:
@@ -30,26 +33,40 @@ def test_a_new_kernel_is_not_on_disk_and_a_used_one_is(tmp_path: Path) -> None:
     assert out == ["False 4 True\n", "True 4 True\n"]
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_caches_of_another_version_are_dropped(
-    tmp_path: Path, moved: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "moved") if moved else "")
-    (tmp_path / "policy").mkdir()
-    caches, stamp = (jit._cache_of(tmp_path / name) for name in ("policy", "kernels"))
-    stamp = stamp / "compiled-by"
-    assert caches.is_relative_to(tmp_path / "moved") == moved
-    for folder in (caches, stamp.parent):
-        folder.mkdir(parents=True)
-    old = caches / "decide.f-1.py311.nbi"
-    old.touch()
-    stamp.write_text("another version")
-    package, jit._PACKAGE = jit._PACKAGE, tmp_path
-    try:
-        jit._drop_old_caches()
-        assert not old.exists()
-        old.touch()
-        jit._drop_old_caches()
-        assert old.exists()
-    finally:
-        jit._PACKAGE = package
+PRINT_CACHE = "import embroute.kernels.rows as r; print(r.gather.stats.cache_path)"
+
+
+def cache_of(package: Path, **environment: str) -> str:
+    """Where a copy of the package caches its kernels."""
+    env = os.environ | {"PYTHONPATH": str(package.parent)} | environment
+    command = [sys.executable, "-c", PRINT_CACHE]
+    out = subprocess.check_output(command, text=True, env=env, cwd=package.parent)
+    return Path(out.strip()).parent.name
+
+
+def append(path: Path, line: str) -> None:
+    path.write_text(f"{path.read_text()}{line}\n")
+
+
+def test_another_version_of_a_kernel_file_has_another_cache_folder(tmp_path: Path) -> None:
+    package = tmp_path / "embroute"
+    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "retail"))
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first = cache_of(package, **environment)
+    append(package / "cli" / "main.py", "# no kernel is here")
+    assert cache_of(package, **environment) == first
+    append(package / "kernels" / "memory.py", "# another version")
+    assert cache_of(package, **environment) != first
+
+
+def test_kernels_are_cached_in_the_users_cache_and_nowhere_else(tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    out = subprocess.check_output([sys.executable, "-c", PRINT_CACHE], text=True, env=environment)
+    assert Path(out.strip()).is_relative_to(tmp_path / "embroute")
+
+
+def test_kernels_of_a_user_are_cached_where_numba_would() -> None:
+    before = getattr(numba.config, "CACHE_DIR")  # noqa: B009
+    jit.kernel(lambda x: x)
+    assert before == getattr(numba.config, "CACHE_DIR")  # noqa: B009

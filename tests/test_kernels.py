@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embroute.engine.kernels.touch_order import name_gradients, number_touches, renumber
+from embroute.engine.kernels.transfer_blocks import RowLocator, arena_index, locate
 from embroute.kernels import codes
-from embroute.kernels.caches import (
+from embroute.kernels.array_types import I32, U8
+from embroute.kernels.distinct import distinct, number_distinct
+from embroute.kernels.memory import nonzero
+from embroute.kernels.rows import Bags, merge, pool, spread_gradients
+from embroute.kernels.touches import Lookups, Touches, group, touches
+from embroute.planner.kernels.cache import (
     Cells,
     Placement,
-    find,
-    hits,
-    numbers,
-    of_touches,
+    classify_needs,
+    find_copies,
+    row_numbers,
     sole_holders,
+    touch_cells,
     victim_cells,
 )
-from embroute.kernels.distinct import distinct, number
-from embroute.kernels.memory import places
-from embroute.kernels.orders import Spots, home, locate
-from embroute.kernels.places import name_gradients, number_touches, renumber
-from embroute.kernels.rows import Bags, merge, pool, spread
-from embroute.kernels.touches import Lookups, Touches, group, touches
-from embroute.kernels.transfers import Transfers, empty_counts, tally
-from embroute.policy.sync.on_demand import coming_home
-from embroute.policy.sync.outcome import sharing
+from embroute.planner.kernels.transfers import Transfers, empty_counts, tally
+from embroute.policies.sync.decision import touch_modes
+from embroute.policies.sync.on_demand import coming_home
 
 few = settings(max_examples=150, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
-I32 = npt.NDArray[np.int32]
 
 
 def draw_touches(seed: int) -> tuple[Lookups, I32, Touches, int, list[int]]:
@@ -72,7 +71,7 @@ def test_number(batches: list[list[int]]) -> None:
     seen, uses, base = np.zeros(10, np.int64), dict[int, int](), 0
     for rows in batches:
         unique = np.empty(len(rows), np.int32)
-        rows_U, last_U = number(seen, np.array(rows, np.int64), base, unique)
+        rows_U, last_U = number_distinct(seen, np.array(rows, np.int64), base, unique)
         expected = list(dict.fromkeys(row for row in rows if row >= 0))
         assert rows_U.tolist() == expected
         assert unique.tolist() == [expected.index(row) if row >= 0 else -1 for row in rows]
@@ -127,8 +126,8 @@ def test_find(seed: int) -> None:
     number_R = (rng.permutation(30) % 21).astype(np.int32)
     rows_U = rng.permutation(30)[: rng.integers(0, 30)]
     cells = Cells(number_R, cell_NW, np.array([20]))
-    assert np.array_equal(numbers(cells, rows_U), number_R[rows_U])
-    found = find(cells, rows_U)
+    assert np.array_equal(row_numbers(cells, rows_U), number_R[rows_U])
+    found = find_copies(cells, rows_U)
     assert np.array_equal(found.number_U, number_R[rows_U])
     assert np.array_equal(found.copies_UW, cell_NW[number_R[rows_U]])
     assert np.array_equal(found.only_U, sole_holders(found.copies_UW))
@@ -152,18 +151,18 @@ def test_hits(seed: int, bit: int) -> None:
     copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
     cells_T = copies_UW[made.unique_T, made.worker_T]
     arena_U = np.arange(len(copies_UW), dtype=np.uint8)
-    cell_T, arena_T = of_touches(made, copies_UW, arena_U)
+    cell_T, arena_T = touch_cells(made, copies_UW, arena_U)
     assert cell_T.tolist() == cells_T.tolist()
     assert arena_T.tolist() == made.unique_T.tolist()
     held_T = np.where(cells_T == 0, codes.MISS, codes.STALE)
     expected = np.where(cells_T & bit, codes.HIT, held_T)
-    assert hits(cells_T, bit).tolist() == expected.tolist()
+    assert classify_needs(cells_T, bit).tolist() == expected.tolist()
 
 
 @given(st.lists(st.booleans(), max_size=40))
 @few
 def test_places(chosen: list[bool]) -> None:
-    assert places(np.array(chosen, np.bool_)).tolist() == np.flatnonzero(chosen).tolist()
+    assert nonzero(np.array(chosen, np.bool_)).tolist() == np.flatnonzero(chosen).tolist()
 
 
 @given(seeds)
@@ -176,7 +175,7 @@ def test_victim_cells(seed: int) -> None:
     )
     victim_T = rng.integers(-1, 20, len(made.unique_T))
     placement = Placement(np.zeros(len(victim_T), np.int32), victim_T, np.full(2, -1))
-    chosen = places(victim_T >= 0)
+    chosen = nonzero(victim_T >= 0)
     expected = cells.cell_NW[cells.number_R[victim_T[chosen]], made.worker_T[chosen]]
     assert victim_cells(cells, made, placement, chosen).tolist() == expected.tolist()
 
@@ -187,7 +186,7 @@ def test_sharing(seed: int) -> None:
     _, _, made, _, _ = draw_touches(seed)
     touchers_T = np.bincount(made.unique_T)[made.unique_T] if len(made.unique_T) else np.empty(0)
     expected = np.where(touchers_T == 1, codes.EXCLUSIVE, codes.SHARED)
-    assert sharing(made).tolist() == expected.tolist()
+    assert touch_modes(made).tolist() == expected.tolist()
 
 
 @given(seeds)
@@ -211,7 +210,7 @@ def test_tally(seed: int) -> None:
     rng = np.random.default_rng(seed)
     workers, shards, count = (int(rng.integers(1, high)) for high in (5, 4, 40))
 
-    def column(high: int) -> npt.NDArray[np.uint8]:
+    def column(high: int) -> U8:
         return rng.integers(0, high, count).astype(np.uint8)
 
     sizes = rng.integers(1, 100, (codes.NUM_RECORDS, 3))
@@ -248,11 +247,13 @@ def test_locate(seed: int) -> None:
     expected = before_KT[rows % shards, table] + (rows - first_T[table]) // shards
     shift = int(rng.integers(0, 4))
     guess_G = np.searchsorted(first_T, np.arange(0, len(rows) + 1, 1 << shift), side="right") - 1
-    spots = Spots(first_T, before_KT, guess_G.astype(np.int32), shift, np.zeros((1, 1), np.int64))
+    spots = RowLocator(
+        first_T, before_KT, guess_G.astype(np.int32), shift, np.zeros((1, 1), np.int64)
+    )
     np.testing.assert_array_equal(locate(rows, spots), expected)
     arena_N, first_KA = rng.integers(0, 3, len(rows), np.uint8), rng.integers(0, 99, (shards, 3))
     expected += first_KA[rows % shards, arena_N]
-    np.testing.assert_array_equal(home(rows, arena_N, spots, first_KA), expected)
+    np.testing.assert_array_equal(arena_index(rows, arena_N, spots, first_KA), expected)
 
 
 @few
@@ -291,7 +292,7 @@ def test_pool_and_spread(seed: int, mean: bool) -> None:
     expected = [records[slot_T[own], :width].sum(0) * s for own, s in zip(real, share, strict=True)]
     np.testing.assert_allclose(pooled, expected, rtol=1e-14, atol=1e-14)
     grad, found, summed = rng.standard_normal(pooled.shape), *np.zeros((2, touched, width))
-    spread(grad, bags, found)
+    spread_gradients(grad, bags, found)
     for own, row, s in zip(real, grad, share, strict=True):
         np.add.at(summed, own, row * s)
     np.testing.assert_allclose(found, summed, rtol=1e-14, atol=1e-14)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embroute.config import Size
+from embroute.config.spec import Size
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels import codes
-from embroute.policy.catalog import SYSTEMS, make_policy
-from embroute.policy.decide import advance, plan_step
-from embroute.policy.parts import Policy
-from embroute.policy.plan import Plan, drain, traffic
-from embroute.policy.plans import rehearsed
-from embroute.policy.setup import Setup
-from embroute.policy.state import State
+from embroute.planner.decide import advance, plan_step
+from embroute.planner.interfaces import Policy
+from embroute.planner.plan import Plan, drain_transfers, traffic
+from embroute.planner.plan_stream import pick_candidate
+from embroute.planner.setup import Setup
+from embroute.planner.state import State
+from embroute.policies.catalog import SYSTEMS, make_policy
 from tests.jobs import slow_shards
 from tests.moves import demand
 from tests.referee import Referee
@@ -124,11 +124,11 @@ def play(policy: Policy, workload: Workload, compare_every: int = 1) -> Referee:
             counts_match(referee, step.plan)
             if step.plan.step % compare_every == 0:
                 states_match(referee, state)
-                referee.drained(drain(state, policy.sync.record))
+                referee.drained(drain_transfers(state, policy.sync.record))
     except ValueError as refusal:
         return play(policy, enlarged(workload, str(refusal)), compare_every)
     samples = sum(map(len, workload.batches))
-    referee.finish(drain(state, policy.sync.record), list(range(samples)))
+    referee.finish(drain_transfers(state, policy.sync.record), list(range(samples)))
     if not policy.order_changed:
         assert len(referee.steps) == len(workload.batches)
         assert [sorted(numbers) for numbers in referee.steps] == [
@@ -160,7 +160,7 @@ def counts_match(referee: Referee, plan: Plan) -> None:
 
 def states_match(referee: Referee, state: State) -> None:
     """The library's state says what the replay found: held, slot, fresh, dirty."""
-    if referee.policy.sync.in_place:
+    if referee.policy.sync.shared_memory:
         touched = {row for row, updates in referee.made.items() if updates}
         assert set(np.flatnonzero(state.caches.cells.number_R).tolist()) == touched
         return
@@ -225,9 +225,9 @@ def test_planning_changes_nothing_and_repeats(name: str, workload: Workload) -> 
     workload = trainable(policy, workload).with_cache(Size(1.0, "share"))
     one, other = workload.start(policy), workload.start(policy)
     replayed = workload.plans(policy, other)
-    if policy.dispatch.rehearsal is not None:  # which `plans` does before the first step
+    if policy.dispatch.warm_start is not None:  # which `plans` does before the first step
         batches = list(workload.batches)
-        policy = rehearsed(policy, policy.dispatch.rehearsal, batches, workload.setup)
+        policy = pick_candidate(policy, policy.dispatch.warm_start, batches, workload.setup)
     for window in workload.windows(policy, one):
         before = snapshot(one)
         plan = plan_step(policy, window, one)

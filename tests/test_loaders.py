@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embroute.runtime.local import run_local
-from embroute.runtime.settings import Settings
+from embroute.launch.in_process import run_in_process
+from embroute.nn.settings import Settings
 from tests.jobs import Result, Trained, batches, gathered, settings_of, train
 
 STEPS, WORKERS, SHARDS = 40, 2, 1
@@ -14,7 +14,7 @@ AGAIN = "give something that can be iterated again, such as a DataLoader or a li
 
 def run(settings: Settings, once: bool) -> dict[str, Result]:
     stream = batches(5, STEPS)
-    return run_local(
+    return run_in_process(
         WORKERS,
         SHARDS,
         lambda seat: train(seat, iter(stream) if once else stream, "sgd", settings),

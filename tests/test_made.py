@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
+from embroute.checkpoint.folders import latest_checkpoint
 from embroute.kernels.codes import MISS_PULL
-from embroute.runtime.checkpoint_files import latest
-from embroute.runtime.local import run_local
-from embroute.runtime.settings import Settings
+from embroute.launch.in_process import run_in_process
+from embroute.nn.settings import Settings
 from tests.jobs import (
     SIZES,
     Batch,
@@ -49,7 +49,7 @@ def run(
     made: Callable[[], Model] = seeded_model,
     topology: tuple[int, int] = TOPOLOGY,
 ) -> dict[str, Result]:
-    return run_local(*topology, lambda seat: train(seat, stream, optimizer, settings, made))
+    return run_in_process(*topology, lambda seat: train(seat, stream, optimizer, settings, made))
 
 
 def misses(results: dict[str, Result]) -> int:
@@ -65,7 +65,7 @@ def test_made_rows_train_as_pulled_ones_do(optimizer: str) -> None:
     gathered(results, *TOPOLOGY).assert_equal(plain(optimizer, stream))
     promised = promise(stream, optimizer, TOPOLOGY, settings)
     assert_kept(promised, results)
-    made = [len(plan.made_T) for plan in promised.plans]
+    made = [len(plan.initialised_T) for plan in promised.plans]
     assert sum(made) >= sum(SIZES.values()) - 5
     assert sum(count > 0 for count in made) > STEPS // 2
 
@@ -106,7 +106,7 @@ def test_what_was_trained_before_a_resume_is_not_made_again(
     stream, settings = growing(), settings_of(POLICY, TOPOLOGY[0])
     settings.update({"checkpoint": tmp_path, "max_steps": 20})
     run(settings, stream)
-    assert latest(tmp_path) is not None
+    assert latest_checkpoint(tmp_path) is not None
     again = settings_of(POLICY, topology[0])
     again.update({"checkpoint": tmp_path, "resume": True})
     again.update(changes)

@@ -8,23 +8,22 @@ from itertools import combinations
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
 
 from embroute.data.batch import PADDING, Batch, one_hot
 from embroute.data.schema import Field, Schema, Table
-from embroute.data.synthetic import PRESETS, SyntheticSource
-from embroute.models.catalog import MODELS, ModelOptions, make_model, table_widths
-from embroute.models.embeddings import FieldEmbeddings
-from embroute.models.initial import NORM, fill
+from embroute.data.synthetic.generator import LOG_PRESETS, SyntheticSource
+from embroute.kernels.array_types import F64
+from embroute.models.initial_rows import NORM, fill
+from embroute.models.layers import FieldEmbeddings
+from embroute.models.registry import MODELS, ModelOptions, make_model, table_widths
 from embroute.models.samples import Samples, samples_of
 
 torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
 
-Vector = npt.NDArray[np.float64]
-Reference = Callable[[nn.Module, list[Vector], Vector], float]
+Reference = Callable[[nn.Module, list[F64], F64], float]
 TABLES = (Table("user", 7), Table("item", 11), Table("place", 5))
 FIELDS = (Field("u", 0), Field("i", 1), Field("seen", 1, bag=True), Field("p", 2))
 BAGGY = Schema(TABLES, FIELDS, ("a", "b", "c"), labelled=True)
@@ -67,7 +66,7 @@ def model_of(
     return model
 
 
-def pooled(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[Vector]:
+def pooled(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[F64]:
     """The sum or mean of each field's rows, one by one."""
     out = []
     for number, field in enumerate(embeddings.schema.fields):
@@ -82,12 +81,12 @@ def pooled(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[Vecto
     return out
 
 
-def array(value: Tensor | nn.Module) -> Vector:
+def array(value: Tensor | nn.Module) -> F64:
     assert isinstance(value, Tensor)
     return value.detach().numpy()
 
 
-def through(module: nn.Module | Tensor | None, x: Vector) -> Vector:
+def through(module: nn.Module | Tensor | None, x: F64) -> F64:
     """Linear maps and ReLUs by their definitions."""
     assert isinstance(module, nn.Module)
     if isinstance(module, nn.Sequential):
@@ -101,20 +100,20 @@ def through(module: nn.Module | Tensor | None, x: Vector) -> Vector:
     return x
 
 
-def widened(maps: nn.Module | Tensor, vectors: list[Vector]) -> list[Vector]:
+def widened(maps: nn.Module | Tensor, vectors: list[F64]) -> list[F64]:
     """Vectors at the largest width: the others through their matrix."""
     widest = max(map(len, vectors))
     pairs = zip(cast(nn.ModuleList, maps), vectors, strict=True)
     return [x if len(x) == widest else array(one.weight) @ x for one, x in pairs]
 
 
-def wide_deep(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+def wide_deep(model: nn.Module, records: list[F64], dense: F64) -> float:
     x = np.concatenate([record[:-1] for record in records] + [dense])
     wide = sum(record[-1] for record in records)
     return float(wide + through(model.last, through(model.deep, x))[0])
 
 
-def deepfm(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+def deepfm(model: nn.Module, records: list[F64], dense: F64) -> float:
     vectors = widened(cast(nn.Module, model.vectors).projections, [r[:-1] for r in records])
     logit = sum(record[-1] for record in records)
     logit += sum(float(a @ b) for a, b in combinations(vectors, 2))
@@ -124,7 +123,7 @@ def deepfm(model: nn.Module, records: list[Vector], dense: Vector) -> float:
     return float(logit + through(model.last, through(model.deep, x))[0])
 
 
-def dcn(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+def dcn(model: nn.Module, records: list[F64], dense: F64) -> float:
     x0 = np.concatenate([*records, dense])
     x = x0
     for layer in cast(nn.ModuleList, model.cross):
@@ -132,7 +131,7 @@ def dcn(model: nn.Module, records: list[Vector], dense: Vector) -> float:
     return float(through(model.last, np.concatenate([x, through(model.deep, x0)]))[0])
 
 
-def dlrm(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+def dlrm(model: nn.Module, records: list[F64], dense: F64) -> float:
     vectors = widened(cast(nn.Module, model.vectors).projections, records)
     top = np.zeros(0)
     if len(dense):
@@ -142,7 +141,7 @@ def dlrm(model: nn.Module, records: list[Vector], dense: Vector) -> float:
     return float(through(model.last, through(model.top, np.concatenate([top, dots])))[0])
 
 
-def ncf(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+def ncf(model: nn.Module, records: list[F64], dense: F64) -> float:
     user, item = records[:2]
     m, n = len(user) // 2, len(item) // 2
     product = np.prod(widened(model.factors, [user[:m], item[:n]]), 0)
@@ -150,7 +149,7 @@ def ncf(model: nn.Module, records: list[Vector], dense: Vector) -> float:
     return float(through(model.last, np.concatenate([product, deep]))[0])
 
 
-def wide_deep_het(model: nn.Module, records: list[Vector], dense: Vector) -> float:
+def wide_deep_het(model: nn.Module, records: list[F64], dense: F64) -> float:
     deep = dense
     if len(dense):
         first, second = (
@@ -321,7 +320,7 @@ def test_record_widths() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_lowers_the_loss(name: str) -> None:
-    preset = PRESETS["criteo-kaggle"]
+    preset = LOG_PRESETS["criteo-kaggle"]
     laws = tuple(replace(law, num_rows=min(law.num_rows, 200)) for law in preset.fields[:8])
     knobs = replace(preset.knobs, samples=2048, click_rate=0.5)
     source = SyntheticSource(replace(preset, fields=laws), knobs)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 import embroute.data
-from embroute.config import parse_call
+from embroute.config.spec import parse_call
 from embroute.data.batch import Batch, concat
 from embroute.data.online_retail import NUM_LINES, SIZES, RetailSource, open_retail
 

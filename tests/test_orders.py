@@ -9,11 +9,11 @@ from cachetools import Cache, LFUCache, LRUCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.config import Size
+from embroute.config.spec import Size
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import NEVER
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
 from tests.workloads import Workload, make_batch, star
 
 ROWS = 12

@@ -8,17 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embroute.cluster import Cluster, Host, Worker, open_cluster
-from embroute.cost import LEAST_PART_S, Traffic, step_time, streamed
+from embroute.config.cluster import Cluster, Host, Worker
+from embroute.config.cluster_file import open_cluster
+from embroute.cost.step_time import LEAST_PART_S, Traffic, pipelined, step_time
 from embroute.data.open import open_source
+from embroute.engine.packing import PendingBlock
+from embroute.engine.shard import IncomingBlocks, Shard
 from embroute.kernels.codes import LATE, MISS_PULL, MOST_PARTS, UPDATE_PUSH, URGENT
-from embroute.kernels.transfers import empty_counts
-from embroute.policy.setup import Setup
-from embroute.runtime.local import run_local
-from embroute.runtime.parcels import Item
-from embroute.runtime.settings import Settings
-from embroute.runtime.shard import Coming, Shard
-from embroute.simulate import Job, measure_named
+from embroute.launch.in_process import run_in_process
+from embroute.nn.settings import Settings
+from embroute.planner.kernels.transfers import empty_counts
+from embroute.planner.setup import Setup
+from embroute.simulate.simulation import Workload, measure_named
 from tests.jobs import Result, batches, gathered, plain_cached, slow_settings, train
 from tests.promises import assert_kept, promise
 from tests.test_promises import assert_notes_counted
@@ -30,7 +31,7 @@ POLICIES = ["dispatch=esd sync=streamed", "embroute(effort=200, quotas=equal)"]
 
 def run(settings: Settings, optimizer: str) -> dict[str, Result]:
     stream, settings = batches(TOPOLOGY[0], STEPS), settings | Settings(debug="steps")
-    return run_local(*TOPOLOGY, lambda seat: train(seat, stream, optimizer, settings))
+    return run_in_process(*TOPOLOGY, lambda seat: train(seat, stream, optimizer, settings))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -40,7 +41,7 @@ def test_training_in_parts_is_exact_and_as_promised(policy: str, optimizer: str)
     results = run(settings, optimizer)
     gathered(results, *TOPOLOGY).assert_equal(plain_cached(optimizer, TOPOLOGY[0], STEPS))
     promised = promise(batches(TOPOLOGY[0], STEPS), optimizer, TOPOLOGY, settings)
-    assert len({plan.parts for plan in promised.plans}) > 2  # neighbours differ
+    assert len({plan.chunks for plan in promised.plans}) > 2  # neighbours differ
     assert_kept(promised, results)
     assert_notes_counted(promised, results)
 
@@ -60,15 +61,17 @@ def test_rows_of_a_part_go_out_before_the_next_is_in(monkeypatch: pytest.MonkeyP
     steps: list[str] = []
     stream, take, post = Shard._stream, Shard._take, Shard._post
 
-    def streaming(shard: Shard, pushes: Sequence[Item], pulls: Sequence[Item], parts: int) -> None:
+    def streaming(
+        shard: Shard, pushes: Sequence[PendingBlock], pulls: Sequence[PendingBlock], parts: int
+    ) -> None:
         steps.append("")
         stream(shard, pushes, pulls, parts)
 
-    def taking(shard: Shard, coming: Coming) -> None:
+    def taking(shard: Shard, coming: IncomingBlocks) -> None:
         take(shard, coming)
         steps[-1] += "i"
 
-    def posting(shard: Shard, wanted: Sequence[Item]) -> object:
+    def posting(shard: Shard, wanted: Sequence[PendingBlock]) -> object:
         steps[-1] += "o"
         return post(shard, wanted)
 
@@ -77,7 +80,7 @@ def test_rows_of_a_part_go_out_before_the_next_is_in(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Shard, "_post", posting)
     steps.append("")
     stream_, settings = batches(2, 20), slow_settings("dispatch=esd sync=streamed", 2, 1, 0.05e6)
-    run_local(2, 1, lambda seat: train(seat, stream_, "sgd", settings))
+    run_in_process(2, 1, lambda seat: train(seat, stream_, "sgd", settings))
     # After the parts of a step comes the early phase of the next: all of it in, then out.
     assert any(step.startswith("io" * MOST_PARTS) for step in steps)
 
@@ -108,7 +111,7 @@ def test_the_price_of_parts(latency_s: float) -> None:
     assert whole.total_s == pytest.approx(9e-3 + 2 * latency_s)
     # What worker 1 wins by a lead, worker 0 loses. Without one worker 0 waits for a part of pulls
     # less, so that both meet at half of the difference.
-    four = step_time(replace(moved, parts=4), network)
+    four = step_time(replace(moved, chunks=4), network)
     assert four.lead_s > 0
     assert four.turn_W[0] == pytest.approx(four.turn_W[1])
     assert four.total_s < whole.total_s
@@ -118,16 +121,16 @@ def test_as_many_parts_as_are_worth_it() -> None:
     network = cluster([1e7, 1e6])
     least = int(LEAST_PART_S * 1e6)  # bytes on the slower link
     for size, parts in ((0, 1), (least, 1), (2 * least, 2), (7 * least, 4), (99 * least, 8)):
-        found = streamed(two_workers([0, size], [0, 99 * least], [1, 1]), network)
-        assert found.parts == parts
-        assert streamed(two_workers([0, 99 * least], [0, size], [1, 1]), network).parts == parts
+        found = pipelined(two_workers([0, size], [0, 99 * least], [1, 1]), network)
+        assert found.chunks == parts
+        assert pipelined(two_workers([0, 99 * least], [0, size], [1, 1]), network).chunks == parts
 
 
 def test_parts_shorten_steps_and_move_the_same() -> None:
     source = open_source("online-retail")
     setup = Setup(source.schema, open_cluster("edge-8"), 512)
     plain, parted = (
-        measure_named(f"dispatch=herald sync={sync}", Job(source, setup, 20, 5))
+        measure_named(f"dispatch=herald sync={sync}", Workload(source, setup, 20, 5))
         for sync in ("on-demand", "streamed")
     )
     assert (plain.traffic.bytes_WKIP == parted.traffic.bytes_WKIP).all()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from embroute.cli import cli
-from embroute.runtime.local import run_local
-from embroute.train.predict import Wanted, samples_to_score
-from embroute.train.rank import metrics_of, train_rank
+from embroute.cli.main import cli
+from embroute.launch.in_process import run_in_process
+from embroute.train.loop import metrics_of, train_rank
 from embroute.train.run_file import RUN_FILE, RunFile
+from embroute.train.scorer import ScoreRequest, samples_to_score
 
 
 @pytest.mark.parametrize("model", ["deepfm", "dcn"])
@@ -31,7 +31,7 @@ def test_scores_are_those_of_the_last_evaluation(model: str, tmp_path: Path) -> 
         shards=2,
     )
     run.write(tmp_path / RUN_FILE)
-    run_local(2, 2, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
+    run_in_process(2, 2, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
     out = tmp_path / "scores.csv"
     result = CliRunner().invoke(cli, ["predict", str(tmp_path), "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -45,7 +45,7 @@ def test_scores_are_those_of_the_last_evaluation(model: str, tmp_path: Path) -> 
 def test_other_files_need_ids_that_mean_the_same() -> None:
     run = RunFile(data="clicks.csv")
     with pytest.raises(ValueError, match="train with --ids hash"):
-        samples_to_score(run, Wanted("others.csv", "all"))
+        samples_to_score(run, ScoreRequest("others.csv", "all"))
 
 
 def test_other_files_may_have_no_label(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_other_files_may_have_no_label(tmp_path: Path) -> None:
     new.write_text("\n".join(["user,item", *(line[2:] for line in lines)]) + "\n")
     options = {"label": "click", "categorical": ["user", "item"], "ids": "hash", "hash_rows": 50}
     run = RunFile(str(known), options, dim="4", hidden="8", cache="1", batch=32, workers=1)
-    run_local(1, 1, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
+    run_in_process(1, 1, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
     for name, given in (("a", [str(known), "--part", "all"]), ("b", [str(new), "--unlabelled"])):
         words = ["predict", str(tmp_path), "--out", str(tmp_path / name), "--data", *given]
         result = CliRunner().invoke(cli, words)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embroute.cluster import Cluster, Host, Worker
-from embroute.cost import Traffic, step_time, transmission_cost
+from embroute.config.cluster import Cluster, Host, Worker
+from embroute.cost.step_time import Traffic, step_time, transmission_cost
 from embroute.kernels import codes
-from embroute.kernels.transfers import empty_counts
+from embroute.planner.kernels.transfers import empty_counts
 
 
 def two_worker_star(shard_bytes_s: float) -> Cluster:

@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from embroute.cluster import uniform
-from embroute.config import Size
+from embroute.config.cluster import uniform_cluster
+from embroute.config.spec import Size
 from embroute.data.open import DataOptions, open_source
 from embroute.data.stream import batches as data_batches
-from embroute.policy.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, make_policy
-from embroute.policy.plan import traffic
-from embroute.policy.plans import plans, start
-from embroute.policy.setup import Setup
-from embroute.runtime.feed import SampleFeed
-from embroute.runtime.local import run_local
-from embroute.runtime.meter import ASIDE, DRAIN, EARLY, URGENT, Meter
-from embroute.runtime.notes import step_notes
-from embroute.runtime.places import Places
-from embroute.runtime.prepare import prepare
-from embroute.runtime.seat import Seat
-from embroute.runtime.settings import Settings
-from embroute.runtime.wire import packed_bytes
+from embroute.engine.batches import SampleAdapter
+from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
+from embroute.engine.sharding import RowSharding
+from embroute.engine.step_message import step_messages
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.nn.prepare import prepare
+from embroute.nn.settings import Settings
+from embroute.planner.plan import traffic
+from embroute.planner.plan_stream import plans, start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, make_policy
+from embroute.transport.codec import packed_bytes
 from tests.jobs import (
     Result,
     batches,
@@ -77,7 +77,7 @@ def run(settings: Settings) -> tuple[Promise, dict[str, Result]]:
     """A job planned, and the same job run."""
     workers, shards = TOPOLOGY
     stream, settings = batches(workers, STEPS), settings | Settings(debug="steps")
-    results = run_local(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    results = run_in_process(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
     return promise(stream, "adagrad", TOPOLOGY, settings), results
 
 
@@ -105,11 +105,11 @@ def test_so_do_steps_with_all_reduced_rows() -> None:
 
 def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
     """Every rank counts the bytes of its notes as they are on the wire, step by step."""
-    places, own, total = Places(promised.setup), feed(), 0
-    own.learn(batches(TOPOLOGY[0], STEPS)[0])
+    places, own, total = RowSharding(promised.setup), feed(), 0
+    own.infer_spec(batches(TOPOLOGY[0], STEPS)[0])
     names = [name for name in results if name != "coordinator"]
     for plan in promised.plans:
-        shards, workers = step_notes(plan, places, own, 0)
+        shards, workers = step_messages(plan, places, own, 0)
         notes = {f"shard{k}": note for k, note in enumerate(shards)}
         notes |= {f"worker{w}": note for w, note in enumerate(workers)}
         for name in names:
@@ -137,18 +137,18 @@ def test_what_another_policy_would_have_moved_is_told_in_every_step(
     stream, figures = batches(3, STEPS), []
     settings, its = settings_of(policy, 3), settings_of(other, 3)
 
-    def main(seat: Seat) -> None:
+    def main(seat: RankContext) -> None:
         model = seeded_model()
         optimizers = optimizers_of("sgd", model)
         told = settings | {"compare_with": other}
         ready = prepare(model, optimizers, stream, seat, **told)
         for batch in ready.loader:
-            if ready.is_first_worker and ready.run and ready.run.work:
-                figures.append(ready.run.work.figures[-2:].tolist())
+            if ready.is_first_worker and ready.session and ready.session.work:
+                figures.append(ready.session.work.figures[-2:].tolist())
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
 
-    run_local(*TOPOLOGY, main)
+    run_in_process(*TOPOLOGY, main)
     planned = (promise(stream, "sgd", TOPOLOGY, one) for one in (settings, its))
     row_bytes = ([int(step.bytes_WKIP.sum()) for step in one.steps] for one in planned)
     assert figures == [list(both) for both in zip(*row_bytes, strict=True)]
@@ -164,26 +164,26 @@ def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
     settings = settings_of(policy, 3) | {"held_out": batches(4, 2), "evaluate_every": 25}
     settings |= {"checkpoint_every": 10, "compare_with": other}
 
-    def main(seat: Seat, policy: str) -> Meter:
+    def main(seat: RankContext, policy: str) -> Meter:
         own = settings | {"policy": policy, "checkpoint": tmp_path / policy}
         model = seeded_model()
         optimizers = optimizers_of("sgd", model)
         ready = prepare(model, optimizers, stream, seat, **own)
         for batch in ready.loader:
-            if policy != other and ready.is_first_worker and ready.run and ready.run.work:
-                said[:] += ready.run.work.figures[-2:]
+            if policy != other and ready.is_first_worker and ready.session and ready.session.work:
+                said[:] += ready.session.work.figures[-2:]
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
         for _ in ready.held_out():
             pass
-        if policy != other and ready.is_first_worker and ready.run:
-            assert ready.run.last_figures is not None
-            said[:] += ready.run.last_figures[-2:]
+        if policy != other and ready.is_first_worker and ready.session:
+            assert ready.session.last_figures is not None
+            said[:] += ready.session.last_figures[-2:]
         return ready.meter
 
     counted = []
     for each in (policy, other):
-        meters = run_local(*TOPOLOGY, partial(main, policy=each))
+        meters = run_in_process(*TOPOLOGY, partial(main, policy=each))
         own = [meter.bytes for name, meter in meters.items() if name.startswith("worker")]
         counted.append(sum(s.sum() for m in own for (p, _), s in m.items() if p != ASIDE))
         assert any(phase == ASIDE for sizes in own for phase, _ in sizes)
@@ -194,7 +194,7 @@ def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
 def test_both_ends_count_the_same_by_phase_peer_and_kind(policy: str) -> None:
     workers, shards = TOPOLOGY
     stream, settings = batches(3, STEPS), settings_of(policy, workers) | {"debug": "steps"}
-    results = run_local(workers, shards, lambda seat: train(seat, stream, "sgd", settings))
+    results = run_in_process(workers, shards, lambda seat: train(seat, stream, "sgd", settings))
     phases = set()
     for i, k in product(range(workers), range(shards)):
         mine, its = results[f"worker{i}"].meter, results[f"shard{k}"].meter
@@ -209,7 +209,7 @@ def test_both_ends_count_the_same_by_phase_peer_and_kind(policy: str) -> None:
             )
             phases.add(phase)
         assert sum(mine.waited_s[phase, f"shard{k}"] for phase in own) > 0
-    assert {EARLY, URGENT} <= phases <= {EARLY, URGENT, DRAIN}
+    assert {EARLY_PHASE, URGENT_PHASE} <= phases <= {EARLY_PHASE, URGENT_PHASE, DRAIN_PHASE}
     entries = results["worker0"].meter.record()["peers"]
     assert isinstance(entries, list)
     assert {entry["peer"] for entry in entries} == {"shard0", "shard1"}
@@ -222,15 +222,15 @@ NOTE_BYTES, BLOCK_BYTES = 420, 36  # of a note with no rows at all, and of each 
 def test_samples_and_plans_are_priced_as_they_are_sent(policy: str) -> None:
     """All lists are priced to the byte; a note's frame and the heads of its blocks are not."""
     source, workers = open_source("online-retail(negatives=1)", DataOptions()), 4
-    setup = Setup(source.schema, uniform(workers, 2), 16, 512, cache=Size(0.1, "share"))
-    chosen, own = make_policy(policy), SampleFeed(source.schema, torch.float32)
+    setup = Setup(source.schema, uniform_cluster(workers, 2), 16, 512, cache=Size(0.1, "share"))
+    chosen, own = make_policy(policy), SampleAdapter(source.schema, torch.float32)
     stream = list(islice(data_batches(source, 512), 20))
     counts = np.bincount(np.concatenate([b.rows for b in stream]), minlength=setup.schema.num_rows)
-    state, places = start(chosen, setup, counts), Places(setup)
+    state, places = start(chosen, setup, counts), RowSharding(setup)
     for step in plans(chosen, iter(stream), state):
         moved = traffic(step.plan, setup)
         priced = [*moved.plan_bytes_K, *(moved.sample_bytes_W + moved.plan_bytes_W)]
-        shards, told = step_notes(step.plan, places, own, 0)
+        shards, told = step_messages(step.plan, places, own, 0)
         for note, price in zip([*shards, *told], priced, strict=True):
             sent = 16 + packed_bytes([array.nbytes for array in note])
             frame = sent - price - note[1].nbytes  # whose second array has the heads

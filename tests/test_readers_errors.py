@@ -13,9 +13,9 @@ import pytest
 from embroute.data.batch import Source, concat
 from embroute.data.open import DataOptions, open_source
 from embroute.data.readers import records
-from embroute.data.readers.layout import Layout
-from embroute.data.readers.rows import Reading
-from embroute.data.readers.source import FileSource, Numbering, open_files
+from embroute.data.readers.columns import ColumnSpec
+from embroute.data.readers.file_source import FileSource, Numbering, open_files
+from embroute.data.readers.parsing import ReadOptions
 from tests.test_readers_values import avazu_file, criteo_lines, write_criteo
 
 OPTIONS = DataOptions(label="y", categorical=("a",), dense=("x",))
@@ -66,8 +66,8 @@ def test_bad_line_is_an_error_with_its_place(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("case", BAD_LINES)
 def test_bad_line_is_skipped_and_counted(tmp_path: Path, case: str, block_bytes: int) -> None:
     path = Path(table_file(tmp_path, HEADER + BAD_LINES[case][0]))
-    layout = Layout("table", categorical=("a",), label="y", dense=("x",))
-    source = open_files(Reading((path,), layout, True, block_bytes=block_bytes), Numbering())
+    layout = ColumnSpec("table", categorical=("a",), label="y", dense=("x",))
+    source = open_files(ReadOptions((path,), layout, True, block_bytes=block_bytes), Numbering())
     batch = concat(list(source.chunks()))
     expected = 3 if case == "stray quote" else 1
     assert len(batch) == source.num_samples == expected
@@ -231,9 +231,9 @@ def test_time_that_is_none(tmp_path: Path) -> None:
 def test_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_RECORD_BYTES", 50)
     path = Path(table_file(tmp_path, HEADER + "1,u,2\n1," + "u" * 200_000 + ",2\n"))
-    layout = Layout("table", categorical=("a",))
+    layout = ColumnSpec("table", categorical=("a",))
     with pytest.raises(ValueError, match="line 3 is longer than 50 bytes"):
-        open_files(Reading((path,), layout, block_bytes=60), Numbering())
+        open_files(ReadOptions((path,), layout, block_bytes=60), Numbering())
 
 
 def test_unknown_format_says_what_was_seen_and_what_to_give(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from embroute.data.batch import Batch, concat, one_hot
 from embroute.data.open import DataOptions, open_source
-from embroute.data.readers import source as reader
+from embroute.data.readers import file_source as reader
 from embroute.data.readers.decode import Keyed
 from embroute.data.readers.sorting import RunSizes, SortedSamples
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from embroute.data.batch import PADDING, Batch, Source, concat
 from embroute.data.open import DataOptions, open_source
-from embroute.data.readers.criteo import CRITEO_COLUMNS, criteo
+from embroute.data.readers.columns import ColumnSpec
+from embroute.data.readers.file_source import Numbering, open_files
+from embroute.data.readers.formats import CRITEO_COLUMNS, criteo
 from embroute.data.readers.keys import Vocabulary, hashed_ids, keys_of, vocabulary
-from embroute.data.readers.layout import Layout
-from embroute.data.readers.rows import Reading
-from embroute.data.readers.source import Numbering, open_files
+from embroute.data.readers.parsing import ReadOptions
 
 WORDS = ["red", "", "blue", "red", "green", "blue"]
 
@@ -85,7 +85,7 @@ def test_gzip_equals_plain(tmp_path: Path) -> None:
 def test_blocks_do_not_change_samples(tmp_path: Path, block_bytes: int) -> None:
     path = write_criteo(tmp_path / "day", criteo_lines(40))
     expected = whole(open_source(str(path)))
-    source = open_files(Reading((path,), criteo(), block_bytes=block_bytes), Numbering())
+    source = open_files(ReadOptions((path,), criteo(), block_bytes=block_bytes), Numbering())
     chunks = list(source.chunks())
     assert len(chunks) > 1
     same(concat(chunks), expected)
@@ -96,8 +96,8 @@ def test_parquet_slices_do_not_change_samples(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     frame = pl.DataFrame({"a": [1, 2, 1, None, 3, 2, 5], "x": [0.5, 1, 2, None, 4, 5, 6]})
     frame.write_parquet(path, row_group_size=4)
-    layout = Layout("table", categorical=("a",), dense=("x",))
-    source = open_files(Reading((path,), layout, slice_rows=3), Numbering())
+    layout = ColumnSpec("table", categorical=("a",), dense=("x",))
+    source = open_files(ReadOptions((path,), layout, slice_rows=3), Numbering())
     assert [len(chunk) for chunk in source.chunks()] == [3, 3, 1]
     assert whole(source).rows.tolist() == [0, 1, 0, 2, 3, 1, 4]
     assert whole(source).dense.ravel().tolist() == [0.5, 1, 2, 0, 4, 5, 6]
@@ -275,7 +275,7 @@ def test_any_text_has_the_key_of_its_bytes(
 def test_progress_of_opening_reaches_the_end(tmp_path: Path) -> None:
     path = write_criteo(tmp_path / "day", criteo_lines(30))
     shares: list[float] = []
-    reading = Reading((path, path), criteo(), block_bytes=1000)
+    reading = ReadOptions((path, path), criteo(), block_bytes=1000)
     source = open_files(reading, Numbering(), lambda what, share: shares.append(share))
     assert len(shares) > 5
     assert shares == sorted(shares)
@@ -336,8 +336,8 @@ def generated(path: Path, num_bytes: int) -> Iterator[int]:
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "big.csv"
     samples = sum(generated(path, 30_000_000))
-    layout = Layout("table", categorical=("a", "b"), dense=("x",))
-    reading = Reading((path,), layout, block_bytes=2**18)
+    layout = ColumnSpec("table", categorical=("a", "b"), dense=("x",))
+    reading = ReadOptions((path,), layout, block_bytes=2**18)
     source = open_files(reading, Numbering())
     largest = total = 0
     tracemalloc.start()

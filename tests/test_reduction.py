@@ -7,25 +7,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embroute.cluster import open_cluster, star
-from embroute.config import Size
-from embroute.cost import LEAST_PART_S
+from embroute.config.cluster import star_cluster
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost.step_time import LEAST_PART_S
 from embroute.data.open import open_source
 from embroute.data.window import Horizon
-from embroute.policy import reduction as module
-from embroute.policy.catalog import make_policy
-from embroute.policy.plans import start
-from embroute.policy.reduction import learn_pace, reduction
-from embroute.policy.setup import Setup
-from embroute.policy.state import Outlook
-from embroute.simulate import Job, StepReport, simulate
+from embroute.planner.plan_stream import start
+from embroute.planner.setup import Setup
+from embroute.planner.state import SearchState
+from embroute.policies.catalog import make_policy
+from embroute.policies.embroute import row_allreduce as module
+from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
+from embroute.simulate.simulation import StepReport, Workload, simulate
 
 AVAZU = open_source("avazu")
 
 
 def steps(network: str, compute_ms: float) -> list[StepReport]:
     cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
-    given = Job(AVAZU, Setup(AVAZU.schema, cluster, 512), 30, 10)
+    given = Workload(AVAZU, Setup(AVAZU.schema, cluster, 512), 30, 10)
     found = simulate(make_policy("embroute(effort=300)"), given)
     return [step for step in found if step.step >= given.warmup]
 
@@ -47,8 +48,8 @@ def test_nothing_is_reduced_over_slow_links_or_beside_long_compute(
     assert max(step.traffic.hot_rows for step in steps(network, compute_ms)) == 0
 
 
-def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> Outlook:
-    outlook = start(make_policy("embroute"), setup).outlook
+def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> SearchState:
+    outlook = start(make_policy("embroute"), setup).memory
     outlook.pace_2[:] = (1e-3 * shard_ms, 1e-3 * rest_ms)
     return outlook
 
@@ -57,15 +58,15 @@ def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> Outlook:
 @pytest.mark.parametrize("links", [[10.0] * 4, [10.0, 10.0, 10.0, 1.0]])
 def test_the_longer_of_both_is_as_short_as_it_gets(links: list[float], shard_ms: float) -> None:
     """Against a search through all numbers of rows, from the most used on."""
-    setup = Setup(AVAZU.schema, star(links, 10.0), 512, 512, cache=Size(0.2, "share"))
+    setup = Setup(AVAZU.schema, star_cluster(links, 10.0), 512, 512, cache=Size(0.2, "share"))
     horizon = Horizon(setup.schema.num_rows, 1)
-    batches = Job(AVAZU, setup, 2, 0).batches()
+    batches = Workload(AVAZU, setup, 2, 0).batches()
     first, now = (next(batches) for _ in range(2))
     horizon.push(first)
     horizon.push(now)
     horizon.pop()
     batch = horizon.pop().now
-    chosen = reduction(batch, setup, outlook_of(setup, shard_ms, 1.0))
+    chosen = choose_reduced_rows(batch, setup, outlook_of(setup, shard_ms, 1.0))
     count = np.bincount(batch.unique_of_lookup, minlength=len(batch.rows_U))
     hot = [u for u in np.argsort(-count, kind="stable") if count[u] >= 8 and batch.before_U[u] == 0]
     size, gigabit = 4 * 512, 125e6
@@ -86,16 +87,16 @@ def test_the_longer_of_both_is_as_short_as_it_gets(links: list[float], shard_ms:
 
 
 def test_nothing_is_reduced_where_pulls_run_beside_pushes() -> None:
-    cluster = replace(star([1.0] * 4, 10.0), compute_s_per_sample=5e-5)
-    given = Job(AVAZU, Setup(AVAZU.schema, cluster, 512, 512, cache=Size(0.1, "share")), 20, 5)
+    cluster = replace(star_cluster([1.0] * 4, 10.0), compute_s_per_sample=5e-5)
+    given = Workload(AVAZU, Setup(AVAZU.schema, cluster, 512, 512, cache=Size(0.1, "share")), 20, 5)
     reports = list(simulate(make_policy("embroute(effort=300)"), given))
     assert max(step.traffic.hot_rows for step in reports) == 0
-    assert max(step.traffic.parts for step in reports) > 2
+    assert max(step.traffic.chunks for step in reports) > 2
 
 
 def test_what_is_learnt_does_not_depend_on_what_was_reduced() -> None:
     """A step that was relieved says the same about a step that is not."""
-    setup = Setup(AVAZU.schema, star([10.0] * 4, 10.0), 512, 512)
+    setup = Setup(AVAZU.schema, star_cluster([10.0] * 4, 10.0), 512, 512)
     time = steps("dc-8", 0.2)[0].time
     outlook = outlook_of(setup, 0.0, 0.0)
     learn_pace(outlook, time, module.NO_REDUCTION)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from embroute.kernels import codes
-from embroute.kernels.transfers import Transfers
-from embroute.policy.catalog import make_policy
-from embroute.policy.decide import advance, plan_step
-from embroute.policy.laws import check
-from embroute.policy.parts import Policy
-from embroute.policy.plan import Plan, PlanError, drain
-from embroute.policy.state import State
+from embroute.planner.decide import advance, plan_step
+from embroute.planner.interfaces import Policy
+from embroute.planner.kernels.transfers import Transfers
+from embroute.planner.laws import check
+from embroute.planner.plan import Plan, PlanError, drain_transfers
+from embroute.planner.state import State
+from embroute.policies.catalog import make_policy
 from tests.moves import LawBrokenError
 from tests.referee import Referee
 from tests.workloads import long_workload
@@ -174,7 +174,7 @@ def disturbed(policy: Policy, mutate: Mutation, law: str) -> None:
         referee.watch(bad or plan)
         advance(state, plan)
         if broken:
-            referee.drained(drain(state, policy.sync.record))
+            referee.drained(drain_transfers(state, policy.sync.record))
 
 
 @pytest.mark.parametrize(("name", "mutate", "complaint", "law"), FAULTS)
@@ -191,4 +191,4 @@ def test_a_drain_that_forgets_a_row_is_noticed(name: str) -> None:
     for step in workload.plans(policy, state):
         referee.watch(step.plan)
     with pytest.raises(LawBrokenError, match="drain loses updates"):
-        referee.drained(cut(drain(state, policy.sync.record)))
+        referee.drained(cut(drain_transfers(state, policy.sync.record)))

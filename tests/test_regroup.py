@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.cluster import open_cluster
-from embroute.config import Size
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
 from embroute.data.batch import PADDING, Batch, one_hot
 from embroute.data.schema import Field, Schema, Table
-from embroute.policy.catalog import make_policy
-from embroute.policy.plans import start
-from embroute.policy.regroup.hot_cold import Schedule, hot_samples, interleave, regroup
-from embroute.policy.regroup.hot_set import by_count, by_theory, hot_limits
-from embroute.policy.setup import Setup
-from embroute.policy.state import State
+from embroute.planner.plan_stream import start
+from embroute.planner.setup import Setup
+from embroute.planner.state import State
+from embroute.policies.catalog import make_policy
+from embroute.policies.regroup.hot_cold import SwapSchedule, hot_samples, interleave, regroup
+from embroute.policies.regroup.hot_set import by_count, by_theory, hot_limits
 
 steady = settings(deadline=None, derandomize=True)
 
@@ -54,12 +54,12 @@ def numbers(batches: list[Batch]) -> list[int]:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], State, Schedule]:
+def workloads(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], State, SwapSchedule]:
     samples, fields = draw(st.integers(0, 60)), draw(st.integers(1, 3))
     random = np.random.default_rng(draw(st.integers(0, 999)))
     rows_SF = random.integers(-1, NUM_ROWS, (samples, fields))
     hot = draw(st.sampled_from([set(), {0}, set(range(5)), set(range(9)), set(range(NUM_ROWS))]))
-    schedule = Schedule(
+    schedule = SwapSchedule(
         draw(st.sampled_from([1.0, 7.0, 100 / 3, 50.0, 60.0, 100.0])),
         draw(st.integers(2, 6)),
         draw(st.booleans()),
@@ -71,7 +71,7 @@ def workloads(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], State, Schedule]:
 @steady
 @given(workloads())
 def test_every_sample_once_in_pure_batches(
-    workload: tuple[npt.NDArray[np.int64], State, Schedule],
+    workload: tuple[npt.NDArray[np.int64], State, SwapSchedule],
 ) -> None:
     rows_SF, state, schedule = workload
     size = state.setup.batch_size
@@ -93,7 +93,7 @@ def test_every_sample_once_in_pure_batches(
 @steady
 @given(workloads())
 def test_order_is_kept_unless_shuffled(
-    workload: tuple[npt.NDArray[np.int64], State, Schedule],
+    workload: tuple[npt.NDArray[np.int64], State, SwapSchedule],
 ) -> None:
     rows_SF, state, schedule = workload
     batches = cut(rows_SF, state.setup.batch_size)
@@ -108,7 +108,7 @@ def test_shuffling_follows_the_seed() -> None:
     state = state_with(set(range(5)), 8)
 
     def order(seed: int) -> list[int]:
-        return numbers(list(regroup(iter(cut(rows_SF, 8)), state, Schedule(50, 8, True, seed))))
+        return numbers(list(regroup(iter(cut(rows_SF, 8)), state, SwapSchedule(50, 8, True, seed))))
 
     assert order(1) == order(1)
     assert order(1) != order(2)
@@ -145,14 +145,14 @@ def test_schedule(cold: int, hot: int, rate: float, expected: str) -> None:
 def test_schedule_of_a_stream() -> None:
     # Cold and hot samples in turn; a buffer of 4 batches makes 2 cold and 2 hot ones.
     rows_SF = np.tile([[9], [0]], (8, 1))
-    out = regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), Schedule(50, 4))
+    out = regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), SwapSchedule(50, 4))
     assert marks(out) == "cHcHcHcH"
 
 
 @pytest.mark.parametrize(("row", "expected"), [(0, "HHHHH"), (9, "ccccc")])
 def test_one_pool_may_stay_empty(row: int, expected: str) -> None:
     rows_SF = np.full((9, 1), row)
-    out = list(regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), Schedule(50, 2)))
+    out = list(regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), SwapSchedule(50, 2)))
     assert marks(iter(out)) == expected
     assert [len(batch) for batch in out] == [2, 2, 2, 2, 1]
 
@@ -168,7 +168,7 @@ def test_the_buffer_bounds_what_is_read_ahead() -> None:
             yield batch
 
     produced = 0
-    for batch in regroup(stream(), state_with({0}, 4), Schedule(50, 5)):
+    for batch in regroup(stream(), state_with({0}, 4), SwapSchedule(50, 5)):
         produced += len(batch)
         # Full batches wait for the rest of a buffer; less than one of each kind is left over.
         assert 4 * consumed - produced <= 4 * 5 + 2 * 3

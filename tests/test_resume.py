@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embroute.runtime.checkpoint_files import latest, saved
-from embroute.runtime.local import run_local
-from embroute.runtime.prepare import prepare
-from embroute.runtime.seat import Seat
-from embroute.runtime.settings import Settings
+from embroute.checkpoint.folders import latest_checkpoint, saved_checkpoints
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.nn.prepare import prepare
+from embroute.nn.settings import Settings
 from tests.jobs import (
     Batch,
     Result,
@@ -57,7 +57,7 @@ def run(
     settings: Settings, topology: tuple[int, int], stream: Sequence[Batch]
 ) -> dict[str, Result]:
     workers, shards = topology
-    return run_local(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    return run_in_process(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
 
 
 def saving(policy: str, workers: int, folder: Path) -> Settings:
@@ -93,7 +93,7 @@ def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None
     settings = saving(policy, workers, tmp_path / "cut")
     with pytest.raises(PowerCutError):
         run(settings, topology, Failing(stream, cut))
-    assert latest(tmp_path / "cut") is not None
+    assert latest_checkpoint(tmp_path / "cut") is not None
     resumed = run(settings, topology, stream)
     same(gathered(resumed, workers, shards), gathered(whole, workers, shards))
     assert resumed["worker0"].losses == whole["worker0"].losses[-len(resumed["worker0"].losses) :]
@@ -150,10 +150,10 @@ def test_a_run_that_was_stopped_at_any_step_goes_on_bit_for_bit(name: str, tmp_p
     steps = 0
     for stop_after in (9, 21, 0):  # each counts from where the run goes on
 
-        def part(seat: Seat, stop_after: int = stop_after) -> Result:
+        def part(seat: RankContext, stop_after: int = stop_after) -> Result:
             return train(seat, stream, "adagrad", settings, stop_after=stop_after)
 
-        results = run_local(workers, shards, part)
+        results = run_in_process(workers, shards, part)
         losses = results["worker0"].losses
         assert losses == whole["worker0"].losses[steps : steps + len(losses)]
         steps += len(losses)
@@ -187,7 +187,7 @@ def test_in_place_goes_on_from_any_policy_and_any_from_it(
 def test_a_run_without_checkpoints_is_not_changed_by_them(tmp_path: Path) -> None:
     stream = batches(2, STEPS)
     run(saving("herald", 2, tmp_path), (2, 1), stream)
-    assert [path.name for path in saved(tmp_path)] == ["step-00000040", "step-00000060"]
+    assert [path.name for path in saved_checkpoints(tmp_path)] == ["step-00000040", "step-00000060"]
     with_them = gathered(run(saving("herald", 2, tmp_path / "b"), (2, 1), stream), 2, 1)
     without = gathered(run(settings_of("herald", 2), (2, 1), stream), 2, 1)
     with_them.assert_equal(without)
@@ -200,10 +200,10 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="optimizer is adagrad in the checkpoint, sgd in the model"
     ):
-        run_local(2, 1, lambda seat: train(seat, stream, "sgd", settings))
+        run_in_process(2, 1, lambda seat: train(seat, stream, "sgd", settings))
 
 
-def epochs(seat: Seat, stream: Sequence[Batch], settings: Settings) -> list[int]:
+def epochs(seat: RankContext, stream: Sequence[Batch], settings: Settings) -> list[int]:
     """Steps that each of two passes over the prepared loader gave."""
     model = new_model()
     optimizers = optimizers_of("adagrad", model)
@@ -222,12 +222,12 @@ def epochs(seat: Seat, stream: Sequence[Batch], settings: Settings) -> list[int]
 def test_epochs_end_where_they_would_have_ended(tmp_path: Path) -> None:
     stream, settings = batches(2, STEPS), saving("herald", 2, tmp_path)
     settings["epochs"], settings["max_steps"] = 2, 40
-    assert run_local(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [40, 0]
+    assert run_in_process(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [40, 0]
     settings["max_steps"] = 0
-    assert run_local(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [20, 60]
+    assert run_in_process(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [20, 60]
 
 
 def test_an_epoch_that_prepare_was_not_told_of_is_an_error() -> None:
     settings = settings_of("herald", 2)
     with pytest.raises(ValueError, match=r"epoch 2 was begun, and prepare was told epochs=1: "):
-        run_local(2, 1, lambda seat: epochs(seat, batches(2, 5), settings))
+        run_in_process(2, 1, lambda seat: epochs(seat, batches(2, 5), settings))

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from embroute.kernels.rhythm import Beat, best_lead
+from embroute.cost.pipeline import PhaseTimes, best_overlap
+from embroute.kernels.array_types import F64
 
-F64 = npt.NDArray[np.float64]
 STEPS = 400
 
 
-def beat_of(seed: int, parts: int, workers: int) -> Beat:
+def beat_of(seed: int, parts: int, workers: int) -> PhaseTimes:
     random = np.random.default_rng(seed)
     start, urgent, late = random.exponential(1.0, (3, workers))
     urgent[random.random(workers) < 0.2] = 0.0
-    return Beat(start, urgent, urgent / parts, late, late / parts)
+    return PhaseTimes(start, urgent, urgent / parts, late, late / parts)
 
 
-def turn(beat: Beat, lead: float) -> F64:
+def turn(beat: PhaseTimes, lead: float) -> F64:
     pulls = np.maximum(beat.last_W, beat.late_W - lead)
     turns: F64 = pulls + beat.start_W + np.maximum(beat.urgent_W, beat.first_W + lead)
     return turns
 
 
-def carried_out(beat: Beat, parts: int) -> float:
+def carried_out(beat: PhaseTimes, parts: int) -> float:
     """Mean time of steps: each worker pushes part by part when it has computed; a part is pulled,
     after the one before it, when everybody's pushes of it are there."""
     begin_W = np.zeros(len(beat.start_W))
@@ -46,14 +45,14 @@ def carried_out(beat: Beat, parts: int) -> float:
 @pytest.mark.parametrize("seed", range(6))
 def test_steps_take_what_they_are_said_to_take(seed: int, parts: int, workers: int) -> None:
     beat = beat_of(seed, parts, workers)
-    told = turn(beat, best_lead(beat)).max()
+    told = turn(beat, best_overlap(beat)).max()
     # Workers that wait for each other in a cycle take turns: over many steps the mean is met.
     assert carried_out(beat, parts) == pytest.approx(told, rel=2e-2)
 
 
 def test_one_part_has_no_lead() -> None:
     beat = beat_of(1, 1, 5)
-    assert best_lead(beat) == pytest.approx(0, abs=1e-9)
+    assert best_overlap(beat) == pytest.approx(0, abs=1e-9)
     longest = (beat.late_W + beat.start_W + beat.urgent_W).max()
     assert turn(beat, 0.0).max() == pytest.approx(longest)
 
@@ -62,6 +61,6 @@ def test_a_slow_link_and_a_long_compute_share_what_parts_win() -> None:
     """Pushes and pulls of 4 s beside 4 s of compute, and 8 s of compute with nothing to move: the
     one would take 8 if its pulls could come while it pushes, but they wait for the other."""
     nothing = np.zeros(2)
-    beat = Beat(np.array([4.0, 8]), np.array([4.0, 0]), nothing, np.array([4.0, 0]), nothing)
-    assert best_lead(beat) == pytest.approx(2.0)
+    beat = PhaseTimes(np.array([4.0, 8]), np.array([4.0, 0]), nothing, np.array([4.0, 0]), nothing)
+    assert best_overlap(beat) == pytest.approx(2.0)
     assert turn(beat, 2.0).tolist() == pytest.approx([10.0, 10.0])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from embroute.runtime.ending import NOTICE_S, OWN_ERROR, TRY_AGAIN
-from embroute.runtime.seat import names
+from embroute.launch.exit import NOTICE_S, OWN_ERROR, TRY_AGAIN
+from embroute.launch.rank import rank_names
 from tests.processes import TORCHRUN, begin, finish, pid_of
 from tests.test_example import ROUTED
 
@@ -47,7 +47,7 @@ def test_a_killed_rank_is_named_by_every_other(killed: str) -> None:
     assert time.monotonic() - began < SECONDS
     assert code != 0
     lines = said(output)
-    assert sorted(lines) == sorted(set(names(2, 1)) - {killed}), output
+    assert sorted(lines) == sorted(set(rank_names(2, 1)) - {killed}), output
     assert [len(reasons) for reasons in lines.values()] == [1, 1, 1], output
     assert all(reason.startswith("lost ") for (reason,) in lines.values()), output
     assert f"lost {killed}" in output
@@ -78,7 +78,7 @@ def test_a_loop_that_is_left_says_what_to_do_instead(tmp_path: Path) -> None:
     code, output = finish(start(script), 60)
     assert code != 0
     lines = said(output)
-    assert sorted(lines) == sorted(names(2, 1)), output
+    assert sorted(lines) == sorted(rank_names(2, 1)), output
     for worker in ("worker0", "worker1"):
         (reason,) = lines[worker]
         assert reason.startswith("the loop was left after 60 steps, with more to come; ")
@@ -88,7 +88,7 @@ def test_a_loop_that_is_left_says_what_to_do_instead(tmp_path: Path) -> None:
 
 def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
     """How a process ends that gets a signal in the middle of nothing."""
-    ours = "from embroute.runtime.ending import end_clearly; end_clearly('worker0')"
+    ours = "from embroute.launch.exit import end_clearly; end_clearly('worker0')"
     lines = ["import signal, time", before, ours, "print('here', flush=True)", "time.sleep(60)"]
     run = begin([sys.executable, "-c", "\n".join(lines)])
     assert run.stdout is not None

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.cluster import Cluster, open_cluster
-from embroute.config import Size
-from embroute.cost import OPTIMIZERS, record_bytes
+from embroute.config.cluster import Cluster
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost.step_time import OPTIMIZERS, record_bytes
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import DELTA, GRADIENT, VALUE, VALUE_STATE
-from embroute.policy.setup import Setup, dims
+from embroute.planner.setup import Setup, dims
 
 steady = settings(deadline=None, derandomize=True)
 

@@ -10,18 +10,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from embroute.cluster import Cluster, Host, Worker, open_cluster
-from embroute.config import Size
-from embroute.cost import Traffic
+from embroute.config.cluster import Cluster, Host, Worker
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size
+from embroute.cost.step_time import Traffic
 from embroute.data.batch import Batch, one_hot
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import EARLY, LATE, LAZY, URGENT
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
-from embroute.simulate import (
-    Job,
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.simulate.simulation import (
     Outcome,
     StepReport,
+    Workload,
     calibrate,
     choose_workers,
     measure,
@@ -67,10 +68,10 @@ def samples_of(count: int) -> Samples:
     return Samples(SCHEMA, draw_batches(SCHEMA, [count], 3))
 
 
-def job_of(samples: int = 480, steps: int = 40, warmup: int = 10, **changes: object) -> Job:
+def job_of(samples: int = 480, steps: int = 40, warmup: int = 10, **changes: object) -> Workload:
     setup = Setup(SCHEMA, uneven_cluster(), (4, 8), 12, "adagrad", Size(0.5, "share"))
     setup = replace(setup, **changes)  # type: ignore[arg-type]
-    return Job(samples_of(samples), setup, steps, warmup)
+    return Workload(samples_of(samples), setup, steps, warmup)
 
 
 def equal_traffic(left: Traffic, right: Traffic) -> bool:
@@ -103,7 +104,7 @@ def test_postponed_pushes_are_no_saving() -> None:
     rows_SF = np.arange(150).reshape(-1, 1)
     schema = Schema((Table("a", 150),), (Field("a", 0),))
     setup = Setup(schema, uneven_cluster(), 4, 10, cache=Size(1.0, "share"))
-    job = Job(Samples(schema, (one_hot(rows_SF),)), setup, 15, 5)
+    job = Workload(Samples(schema, (one_hot(rows_SF),)), setup, 15, 5)
     eager = measure_named("dispatch=block sync=write-through", job)
     late = measure_named("dispatch=block sync=on-demand", job)
     assert eager.drain_rows_W.sum() == 0
@@ -121,7 +122,7 @@ def test_a_drain_at_the_start_is_taken_off() -> None:
 
     def moved(second: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Outcome:
         rows = np.concatenate([same, second]).reshape(-1, 1)
-        job = Job(Samples(schema, (one_hot(rows),)), setup, 2, 1)
+        job = Workload(Samples(schema, (one_hot(rows),)), setup, 2, 1)
         return measure_named("dispatch=block sync=on-demand", job)
 
     kept, crossed = moved(same), moved(swapped)

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.runtime import slabs
-from embroute.runtime.exchange import LostPeerError
-from embroute.runtime.mail import NOWHERE, CopiedMail, Mail
-from embroute.runtime.slabs import Slab, SlabMail, offer, take_offer
-from embroute.runtime.streams import StreamChannel
+from embroute.transport import shm
+from embroute.transport.buffers import NOWHERE, CopyingTransport, MessageTransport
+from embroute.transport.interface import LostPeerError
+from embroute.transport.shm import RingBuffer, SharedMemoryTransport, accept_memory, offer_memory
+from embroute.transport.sockets import SocketChannel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
 SIZES = [1, 8, 0, 300, 4096, 64, 2000, 9000, 5] * 20
@@ -31,33 +31,33 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def connected(opened: ExitStack) -> tuple[StreamChannel, StreamChannel]:
+def connected(opened: ExitStack) -> tuple[SocketChannel, SocketChannel]:
     """Both ends of one connection."""
     left, right = socket.socketpair()
     left.setblocking(False)
     right.setblocking(False)
-    ends = StreamChannel({"worker0": left}), StreamChannel({"shard0": right})
+    ends = SocketChannel({"worker0": left}), SocketChannel({"shard0": right})
     for end in ends:
         opened.callback(end.close)
     return ends
 
 
-def near(opened: ExitStack) -> tuple[SlabMail, SlabMail]:
+def near(opened: ExitStack) -> tuple[SharedMemoryTransport, SharedMemoryTransport]:
     shard, worker = connected(opened)
-    return offer("shard0", shard), take_offer("worker0", worker, 20.0)
+    return offer_memory("shard0", shard), accept_memory("worker0", worker, 20.0)
 
 
 def content(size: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.random.default_rng([size, seed]).integers(0, 256, size, np.uint8)
 
 
-def exchange(mail: Mail, peer: str, ahead: int) -> int:
+def exchange(mail: MessageTransport, peer: str, ahead: int) -> int:
     """Messages both ways, some posted before the first is read; how many arrived as sent."""
     right, posted = 0, []
     for i, size in enumerate(SIZES):
-        letter = mail.room(peer, size)
+        letter = mail.acquire(peer, size)
         letter.data[:] = content(size, i)
-        posted.append((i, mail.post([letter], [(peer, size)])))
+        posted.append((i, mail.submit([letter], [(peer, size)])))
         if len(posted) > ahead or i == len(SIZES) - 1:
             for number, arriving in posted:
                 (found,) = arriving.wait()
@@ -73,11 +73,11 @@ def test_messages_arrive_in_order(
     kind: str, ahead: int, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "crowded":  # many messages find no room, and some never do
-        monkeypatch.setattr(slabs, "SLAB_BYTES", 1 << 12)
-    ends: tuple[Mail, Mail] = near(opened)
+        monkeypatch.setattr(shm, "RING_BYTES", 1 << 12)
+    ends: tuple[MessageTransport, MessageTransport] = near(opened)
     if kind == "copied":
         shard, worker = connected(opened)
-        ends = CopiedMail(shard), CopiedMail(worker)
+        ends = CopyingTransport(shard), CopyingTransport(worker)
     with ThreadPoolExecutor(2) as pool:
         tasks = [pool.submit(exchange, ends[0], "worker0", ahead)]
         tasks.append(pool.submit(exchange, ends[1], "shard0", ahead))
@@ -86,10 +86,10 @@ def test_messages_arrive_in_order(
 
 def test_a_message_is_read_where_it_was_written(opened: ExitStack) -> None:
     shard, worker = near(opened)
-    letter = shard.room("worker0", 100)
+    letter = shard.acquire("worker0", 100)
     letter.data[:] = 7
-    shard.post([letter], [])
-    arriving = worker.post([], [("shard0", 100)])
+    shard.submit([letter], [])
+    arriving = worker.submit([], [("shard0", 100)])
     (found,) = arriving.wait()
     letter.data[:] = 8
     assert (found == 8).all()
@@ -99,25 +99,25 @@ def test_what_was_not_released_is_not_written_over(opened: ExitStack) -> None:
     shard, worker = near(opened)
     kept = []
     for i in range(5):
-        letter = shard.room("worker0", 100)
+        letter = shard.acquire("worker0", 100)
         letter.data[:] = i
-        shard.post([letter], [])
-        kept.append(worker.post([], [("shard0", 100)]))
+        shard.submit([letter], [])
+        kept.append(worker.submit([], [("shard0", 100)]))
     assert [found.tolist() for one in kept for found in one.wait()] == [[i] * 100 for i in range(5)]
 
 
 def test_a_lost_peer_is_met_by_the_wait(opened: ExitStack) -> None:
     shard, worker = connected(opened)
     with ThreadPoolExecutor(1) as pool:
-        taking = pool.submit(take_offer, "worker0", worker, 20.0)
-        mail = offer("shard0", shard)
+        taking = pool.submit(accept_memory, "worker0", worker, 20.0)
+        mail = offer_memory("shard0", shard)
         taking.result(60)
-    arriving = mail.post([], [("worker0", 10)])
+    arriving = mail.submit([], [("worker0", 10)])
     worker.close()
     with pytest.raises(LostPeerError, match="lost worker0"):
         arriving.wait()
     with pytest.raises(LostPeerError, match="lost worker0"):
-        mail.post([mail.room("worker0", 10)], []).wait()
+        mail.submit([mail.acquire("worker0", 10)], []).wait()
 
 
 def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
@@ -129,11 +129,11 @@ def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
         for end in ends:
             end.setblocking(False)
         ranks[shard][worker], ranks[worker][shard] = ends
-    channels = {name: StreamChannel(sockets) for name, sockets in ranks.items()}
+    channels = {name: SocketChannel(sockets) for name, sockets in ranks.items()}
     for channel in channels.values():
         opened.callback(channel.close)
-    shards = [offer(name, channels[name]) for name in ("shard0", "shard1")]
-    workers = [take_offer(name, channels[name], 20.0) for name in ("worker0", "worker1")]
+    shards = [offer_memory(name, channels[name]) for name in ("shard0", "shard1")]
+    workers = [accept_memory(name, channels[name], 20.0) for name in ("worker0", "worker1")]
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(mail.common_memory, 5000) for mail in (*workers, *shards)]
         found = [task.result(60) for task in asked]
@@ -145,7 +145,7 @@ def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
 
 
 def test_connections_to_other_hosts_have_no_memory_in_common(opened: ExitStack) -> None:
-    assert CopiedMail(connected(opened)[0]).common_memory(100) is None
+    assert CopyingTransport(connected(opened)[0]).common_memory(100) is None
 
 
 def test_nothing_is_left_in_the_file_system(opened: ExitStack) -> None:
@@ -156,7 +156,7 @@ def test_nothing_is_left_in_the_file_system(opened: ExitStack) -> None:
 @given(st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 4)), max_size=60))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_slabs_hold_messages_apart(moves: list[tuple[int, int]]) -> None:
-    slab, held, read = Slab(np.zeros(4096, np.uint8)), list[tuple[int, int]](), 0
+    slab, held, read = RingBuffer(np.zeros(4096, np.uint8)), list[tuple[int, int]](), 0
     for size, reads in moves:
         start = slab.find(size)
         if start != NOWHERE:

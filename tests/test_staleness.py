@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.staleness import Case
 from benchmarks.staleness import train as train_case
-from embroute.policy.catalog import make_policy
-from embroute.runtime.local import run_local
-from embroute.runtime.stamps import Audit, audit
+from embroute.engine.observe.row_versions import Audit, audit
+from embroute.launch.in_process import run_in_process
+from embroute.policies.catalog import make_policy
 from tests.jobs import Trained, batches, gathered, settings_of, train
 
 STEPS = 120
@@ -32,7 +32,7 @@ def audited(policy: str, topology: tuple[int, int], share: float) -> Audit:
     settings = settings_of(policy, workers, share)
     settings["debug"] = "versions"
     stream = batches(workers, STEPS)
-    results = run_local(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    results = run_in_process(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
     stamps = [result.stamps for result in results.values() if result.stamps is not None]
     assert len(stamps) == workers + shards
     return audit(stamps, make_policy(policy).exact)
@@ -63,7 +63,9 @@ def test_versions_change_no_result() -> None:
     stream, settings = batches(3, STEPS), settings_of("het(3)", 3)
 
     def run() -> Trained:
-        return gathered(run_local(3, 2, lambda seat: train(seat, stream, "sgd", settings)), 3, 2)
+        return gathered(
+            run_in_process(3, 2, lambda seat: train(seat, stream, "sgd", settings)), 3, 2
+        )
 
     first = run()
     settings["debug"] = "versions"

@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from embroute.cluster import Worker, open_cluster, star
-from embroute.cost import link_bytes, sums_by_shard
-from embroute.policy.catalog import make_policy
-from embroute.policy.plan import traffic
-from embroute.policy.plans import plans, start
-from embroute.runtime.exchange import Hub, LocalChannel
-from embroute.runtime.star import StarSums, add_up, can_add_up
-from embroute.simulate import Job
+from embroute.config.cluster import Worker, star_cluster
+from embroute.config.cluster_file import open_cluster
+from embroute.cost.step_time import link_bytes, reduces_at_shard
+from embroute.planner.plan import traffic
+from embroute.planner.plan_stream import plans, start
+from embroute.policies.catalog import make_policy
+from embroute.simulate.simulation import Workload
+from embroute.transport.allreduce import CentralAllReduce, can_reduce, serve_allreduce
+from embroute.transport.inproc import InProcessChannel, InProcessNetwork
 from tests.test_crew import job
 
 CENTRE = "shard0"
 
 
-def together(num_workers: int, own: Callable[[int, StarSums], object]) -> dict[int, object]:
+def together(num_workers: int, own: Callable[[int, CentralAllReduce], object]) -> dict[int, object]:
     """What every worker finds while the centre adds up."""
-    hub, found, failed = Hub(), dict[int, object](), list[BaseException]()
+    hub, found, failed = InProcessNetwork(), dict[int, object](), list[BaseException]()
     names = [f"worker{i}" for i in range(num_workers)]
 
     def guarded(work: Callable[[], None]) -> None:
@@ -36,12 +37,12 @@ def together(num_workers: int, own: Callable[[int, StarSums], object]) -> dict[i
             hub.abort()
 
     def worker(i: int) -> None:
-        sums = StarSums(LocalChannel(hub, "star", names[i]), CENTRE)
+        sums = CentralAllReduce(InProcessChannel(hub, "star", names[i]), CENTRE)
         found[i] = own(i, sums)
         sums.leave()
 
     jobs: list[Callable[[], None]] = [
-        lambda: add_up(LocalChannel(hub, "star", CENTRE), names),
+        lambda: serve_allreduce(InProcessChannel(hub, "star", CENTRE), names),
         *(lambda i=i: worker(i) for i in range(num_workers)),
     ]
     threads = [threading.Thread(target=guarded, args=(each,)) for each in jobs]
@@ -61,7 +62,7 @@ def test_sums_are_taken_in_the_order_of_workers(adds: Sequence[bool], dtype: tor
     generator = torch.Generator().manual_seed(7)
     parts = torch.randn(5, 3, 40, generator=generator, dtype=dtype)
 
-    def own(i: int, sums: StarSums) -> list[torch.Tensor]:
+    def own(i: int, sums: CentralAllReduce) -> list[torch.Tensor]:
         flats = [part[i].clone() for part in parts]
         for flat in flats:
             sums.sum(flat, adds[i])
@@ -85,26 +86,26 @@ def test_workers_must_add_up_the_same() -> None:
 
 
 def test_what_can_be_added_up() -> None:
-    assert can_add_up(torch.zeros(1))
-    assert not can_add_up(torch.zeros(1, dtype=torch.bfloat16))
-    assert not can_add_up(torch.zeros(1, device="meta"))
+    assert can_reduce(torch.zeros(1))
+    assert not can_reduce(torch.zeros(1, dtype=torch.bfloat16))
+    assert not can_reduce(torch.zeros(1, device="meta"))
 
 
 def test_where_the_shards_link_suffices() -> None:
     """Eight parts at 10 Gbit/s take less than one at 0.5, and more than one at 100 of 100."""
     edge, even = open_cluster("edge-8"), open_cluster("dc-8")
-    assert sums_by_shard(replace(edge, dense_bytes=1e9))
+    assert reduces_at_shard(replace(edge, dense_bytes=1e9))
     # Two workers and the shard at one rate: half of what the shard's link carries is a ring's.
-    assert not sums_by_shard(replace(star([1.0, 1.0], 1.0), dense_bytes=1e6))
-    assert sums_by_shard(replace(star([1.0, 1.0], 2.0), dense_bytes=1e6))
-    assert sums_by_shard(replace(even, dense_bytes=30e3))  # 8 x 30 KB in 0.02 ms
-    assert not sums_by_shard(replace(even, dense_bytes=32e3))
-    assert not sums_by_shard(replace(even, workers=(Worker(1), Worker(1))))
-    assert not sums_by_shard(edge, with_rows=True)
+    assert not reduces_at_shard(replace(star_cluster([1.0, 1.0], 1.0), dense_bytes=1e6))
+    assert reduces_at_shard(replace(star_cluster([1.0, 1.0], 2.0), dense_bytes=1e6))
+    assert reduces_at_shard(replace(even, dense_bytes=30e3))  # 8 x 30 KB in 0.02 ms
+    assert not reduces_at_shard(replace(even, dense_bytes=32e3))
+    assert not reduces_at_shard(replace(even, workers=(Worker(1), Worker(1))))
+    assert not reduces_at_shard(edge, with_rows=True)
 
 
 def test_links_carry_every_part_once_each_way() -> None:
-    given: Job = job("edge-4", 0.1)
+    given: Workload = job("edge-4", 0.1)
     cluster = replace(given.setup.cluster, dense_bytes=1000.0)
     policy = make_policy("vanilla")
     step = next(plans(policy, given.batches(), start(policy, given.setup)))

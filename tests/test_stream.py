@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embroute.data.arrays import ArraySource
-from embroute.data.batch import Batch, one_hot
+from embroute.data.batch import ArraySource, Batch, one_hot
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.stream import batches
 

@@ -22,13 +22,14 @@ import numpy.typing as npt
 import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from embroute.kernels.streams import DONE, IN, LEFT, OUT, PIECES, begin, drive
-from embroute.runtime import links
-from embroute.runtime.connect import EXCHANGE
-from embroute.runtime.exchange import LostPeerError, Message
-from embroute.runtime.inbox import COORDINATOR, post, receive
-from embroute.runtime.links import Links, Listener, call, open_channels
-from embroute.runtime.streams import ROOM, StreamChannel
+from embroute.engine.control import receive_message, send_all
+from embroute.launch.rank import COORDINATOR
+from embroute.launch.rendezvous import EXCHANGE
+from embroute.transport import bootstrap
+from embroute.transport.bootstrap import Links, Listener, dial, open_channels
+from embroute.transport.interface import LostPeerError, Message
+from embroute.transport.socket_io import DONE, IN, IOVECS, LEFT, OUT, progress, try_send
+from embroute.transport.sockets import MESSAGES_AT_FIRST, SocketChannel
 
 NAMES = ("a", "b", "c")
 LINKS: Links = {kind: list(itertools.combinations(NAMES, 2)) for kind in ("rows", "plans")}
@@ -48,10 +49,10 @@ def store() -> PrefixStore:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[StreamChannel, StreamChannel]]:
+def pair() -> Iterator[tuple[SocketChannel, SocketChannel]]:
     left, right = socket.socketpair()
     with left, right:
-        yield StreamChannel({"right": left}), StreamChannel({"left": right})
+        yield SocketChannel({"right": left}), SocketChannel({"left": right})
 
 
 def close(*opened: Listener | socket.socket) -> None:
@@ -84,20 +85,23 @@ def hosts(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank takes itself for the only one of its host."""
-    monkeypatch.setattr(links, "host_id", secrets.token_hex)
-    monkeypatch.setattr(links, "own_addresses", lambda: ["127.0.0.1"])
+    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
+    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
 
 
 def test_who_waits_to_send_takes_in_what_comes(
-    pair: tuple[StreamChannel, StreamChannel], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[SocketChannel, SocketChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The other end reads nothing before all that it sends has left.
-    monkeypatch.setattr("embroute.runtime.streams.SLICE_MS", 10**6)  # nothing else wakes it
+    monkeypatch.setattr("embroute.transport.sockets.SLICE_MS", 10**6)  # nothing else wakes it
     channel, other = pair[0], pair[1].sockets[0]
     big, arrived = np.full(1 << 23, 3, np.uint8), np.zeros(1 << 23, np.uint8)
 
     def own() -> None:
-        sending, coming = channel.post([("right", big)], []), channel.post([], [("right", arrived)])
+        sending, coming = (
+            channel.submit([("right", big)], []),
+            channel.submit([], [("right", arrived)]),
+        )
         sending.wait()
         coming.wait()
 
@@ -140,7 +144,7 @@ def test_everything_arrives_whole_and_in_order(ahead: int, store: PrefixStore) -
             sends: list[Message] = [(other, sent(name, other, phase)) for other in others]
             expected = [sent(other, name, phase) for other in others]
             got = [np.full_like(data, 77) for data in expected]
-            post = channel.post(sends, list(zip(others, got, strict=True)))
+            post = channel.submit(sends, list(zip(others, got, strict=True)))
             posted.append((post, expected, got))
             if len(posted) == ahead or phase == phases - 1:
                 for post, expected, got in reversed(posted):  # in another order than they came
@@ -155,14 +159,14 @@ def test_everything_arrives_whole_and_in_order(ahead: int, store: PrefixStore) -
     assert found == dict.fromkeys(NAMES, 2 * phases)
 
 
-def test_many_messages_on_their_way(pair: tuple[StreamChannel, StreamChannel]) -> None:
+def test_many_messages_on_their_way(pair: tuple[SocketChannel, SocketChannel]) -> None:
     left, right = pair
-    count = 3 * ROOM
-    posts = [left.post([("right", np.array([i], np.uint8))], []) for i in range(count)]
+    count = 3 * MESSAGES_AT_FIRST
+    posts = [left.submit([("right", np.array([i], np.uint8))], []) for i in range(count)]
     got = np.zeros((count, 1), np.uint8)
     for i in range(count):
-        right.post([], [("left", got[i])])
-    right.swap([], [])
+        right.submit([], [("left", got[i])])
+    right.exchange([], [])
     posts[-1].wait()
     assert got[:, 0].tolist() == list(range(count))
 
@@ -176,7 +180,7 @@ def table(pieces: list[npt.NDArray[np.uint8]], direction: int) -> npt.NDArray[np
 def test_messages_of_one_peer_are_one_stream(most: int) -> None:
     """A kernel moves as many bytes as go, from the first message on; nothing else changes."""
     random = np.random.default_rng(most)
-    sizes = random.integers(0, most, 3 * PIECES)
+    sizes = random.integers(0, most, 3 * IOVECS)
     flat = random.integers(0, 256, sizes.sum()).astype(np.uint8)
     ends, got = np.cumsum(sizes), np.zeros_like(flat)
     out_M4 = table(np.split(flat, ends[:-1]), OUT)
@@ -187,9 +191,9 @@ def test_messages_of_one_peer_are_one_stream(most: int) -> None:
             sock.setblocking(False)
         here, there = (np.array([[sock.fileno(), 1, 0]], np.int64) for sock in (left, right))
         while in_M4[:, LEFT].any():
-            assert begin(out_M4, 0, len(out_M4), here) == (DONE, 0)
+            assert try_send(out_M4, 0, len(out_M4), here) == (DONE, 0)
             first = 1 + int(np.argmax(in_M4[:, LEFT] > 0))
-            assert drive(in_M4, 0, first, len(in_M4), there, 1000) == (DONE, 0)
+            assert progress(in_M4, 0, first, len(in_M4), there, 1000) == (DONE, 0)
             for message_M4 in (out_M4, in_M4):
                 moved = flat.size - message_M4[:, LEFT].sum()
                 assert message_M4[:, LEFT].tolist() == np.clip(ends - moved, 0, sizes).tolist()
@@ -200,12 +204,12 @@ def test_notes_do_not_pile_up() -> None:
     """The coordinator waits until a note has reached its rank: no more is told than is known."""
     left, right = socket.socketpair()
     with left, right:
-        teller, reader = StreamChannel({"worker0": left}), StreamChannel({COORDINATOR: right})
+        teller, reader = SocketChannel({"worker0": left}), SocketChannel({COORDINATOR: right})
         told: list[int] = []
 
         def tell() -> None:
             for verb in range(3):
-                post(teller, verb, [("worker0", [np.arange(verb)])])
+                send_all(teller, verb, [("worker0", [np.arange(verb)])])
                 told.append(verb)
 
         thread = threading.Thread(target=tell)
@@ -213,19 +217,19 @@ def test_notes_do_not_pile_up() -> None:
         time.sleep(0.3)
         assert not told
         for verb in range(3):
-            assert receive(reader).verb == verb
+            assert receive_message(reader).verb == verb
         thread.join(20)
         assert told == [0, 1, 2]
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_a_peer_that_is_gone(sends: bool, pair: tuple[StreamChannel, StreamChannel]) -> None:
+def test_a_peer_that_is_gone(sends: bool, pair: tuple[SocketChannel, SocketChannel]) -> None:
     left, right = pair
     data: Message = ("right", np.zeros(10_000_000, np.uint8))
     closing = threading.Timer(0.2, right.sockets[0].close)
     closing.start()
     with pytest.raises(LostPeerError, match="lost right: "):
-        left.swap([data] if sends else [], [] if sends else [data])
+        left.exchange([data] if sends else [], [] if sends else [data])
     closing.join()
 
 
@@ -233,7 +237,7 @@ def test_waiting_lets_signals_through() -> None:
     """A rank that waits for a message ends when it is asked to."""
     code = (
         "import socket, numpy as np\n"
-        "from embroute.runtime.streams import StreamChannel\n"
+        "from embroute.transport.sockets import StreamChannel\n"
         "ends = socket.socketpair()\n"
         "channel = StreamChannel({'other': ends[0]})\n"
         "channel.swap([], [])\n"
@@ -266,7 +270,7 @@ def test_the_next_address_is_tried(
         found = together(
             {
                 "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
-                "b": lambda: call(store, "a", ["rows"], "b", 20),
+                "b": lambda: dial(store, "a", ["rows"], "b", 20),
                 "other": answer,
             }
         )
@@ -286,39 +290,39 @@ def test_nobody_listens(store: PrefixStore) -> None:
         port = server.getsockname()[1]
     store.set("listens/a", f"identity host /nowhere 127.0.0.1|{port}")
     with pytest.raises(LostPeerError, match=r"lost a: cannot connect to 127.0.0.1 \(.*refused"):
-        call(store, "a", ["rows"], "b", 5)
+        dial(store, "a", ["rows"], "b", 5)
 
 
 def test_a_rank_that_never_listens_is_named(store: PrefixStore) -> None:
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(LostPeerError, match="lost a: it does not listen"):
-        call(store, "a", ["rows"], "b", 5)
+        dial(store, "a", ["rows"], "b", 5)
 
 
-def test_messages_lie_in_one_piece(pair: tuple[StreamChannel, StreamChannel]) -> None:
+def test_messages_lie_in_one_piece(pair: tuple[SocketChannel, SocketChannel]) -> None:
     with pytest.raises(ValueError, match=r"a message for right: .* not C contiguous"):
-        pair[0].swap([("right", np.zeros(10, np.uint8)[::2])], [])
+        pair[0].exchange([("right", np.zeros(10, np.uint8)[::2])], [])
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert links.own_addresses() == []  # all ranks are here
+    assert bootstrap.local_addresses() == []  # all ranks are here
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    assert links.own_addresses()[-1] == "127.0.0.1"
-    assert len(set(links.own_addresses())) == len(links.own_addresses())
+    assert bootstrap.local_addresses()[-1] == "127.0.0.1"
+    assert len(set(bootstrap.local_addresses())) == len(bootstrap.local_addresses())
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert links.own_addresses() == ["127.0.0.1"]
+    assert bootstrap.local_addresses() == ["127.0.0.1"]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(ValueError, match="GLOO_SOCKET_IFNAME=nowhere0: no such interface"):
-        links.own_addresses()
+        bootstrap.local_addresses()
 
 
 def test_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     if not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("no IPv6 here")
-    monkeypatch.setattr(links, "own_addresses", lambda: ["::1"])
-    monkeypatch.setattr(links, "host_id", secrets.token_hex)
+    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["::1"])
+    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
 
     def rank(name: str) -> int:
         channels = open_channels(store, name, LINKS, 20).values()
@@ -333,8 +337,8 @@ def test_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_exchange_is_refused(
     store: PrefixStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embroute.runtime.connect import _channels
-    from embroute.runtime.layout import on_one_node
+    from embroute.launch.rank import on_one_node
+    from embroute.launch.rendezvous import _channels
 
     monkeypatch.setenv(EXCHANGE, "pigeons")
     with pytest.raises(

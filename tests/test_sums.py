@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from embroute.runtime import sums
-from embroute.runtime.exchange import LostPeerError
-from embroute.runtime.streams import StreamChannel
-from embroute.runtime.sums import FEW, WorkerSums, sum_links, worker_sums
+from embroute.transport import allreduce
+from embroute.transport.allreduce import FEW_BYTES, WorkerAllReduce, allreduce_links, open_allreduce
+from embroute.transport.interface import LostPeerError
+from embroute.transport.sockets import SocketChannel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
-Near = list[StreamChannel]
+Near = list[SocketChannel]
 
 
 def connected(
@@ -28,12 +28,12 @@ def connected(
     """Every worker's connections to those that it needs."""
     names = [f"worker{i}" for i in range(workers)]
     links: dict[str, dict[str, socket.socket]] = {name: {} for name in names}
-    for low, high in sum_links(names, near):
+    for low, high in allreduce_links(names, near):
         left, right = pair()
         left.setblocking(False)
         right.setblocking(False)
         links[low][high], links[high][low] = left, right
-    return [StreamChannel(links[name]) for name in names]
+    return [SocketChannel(links[name]) for name in names]
 
 
 def network_pair() -> tuple[socket.socket, socket.socket]:
@@ -48,12 +48,14 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def ready(workers: int, opened: ExitStack, near: bool = True) -> list[WorkerSums]:
+def ready(workers: int, opened: ExitStack, near: bool = True) -> list[WorkerAllReduce]:
     """Every worker's sums."""
     channels = connected(workers, socket.socketpair if near else network_pair, near)
     for channel in channels:
         opened.callback(channel.close)
-    return together([partial(worker_sums, channels[i], i, workers, 20.0) for i in range(workers)])
+    return together(
+        [partial(open_allreduce, channels[i], i, workers, 20.0) for i in range(workers)]
+    )
 
 
 def together(work: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -70,11 +72,11 @@ SIZES = [0, 1, 5, 1000, 1024, 5000, 3] * 20
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-@pytest.mark.parametrize("workers", [2, 3, FEW, FEW + 1, 8])
+@pytest.mark.parametrize("workers", [2, 3, FEW_BYTES, FEW_BYTES + 1, 8])
 def test_sums_in_memory_are_taken_in_the_order_of_workers(
     workers: int, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "SLAB_BYTES", 4096)  # most sums take several turns
+    monkeypatch.setattr(allreduce, "REDUCE_BYTES", 4096)  # most sums take several turns
     channels = ready(workers, opened)
     assert all(channel.in_memory for channel in channels)
 
@@ -126,8 +128,8 @@ def test_messages_between_workers_pass_beside_sums(near: bool, opened: ExitStack
     first, *_, last = ready(4, opened, near)
     data = torch.arange(4, dtype=torch.uint8).numpy()
     got = torch.zeros(4, dtype=torch.uint8).numpy()
-    first.swap([("worker3", data)], [])
-    last.post([], [("worker0", got)]).wait()
+    first.exchange([("worker3", data)], [])
+    last.submit([], [("worker0", got)]).wait()
     assert got.tolist() == [0, 1, 2, 3]
     first.close()
 
@@ -144,5 +146,5 @@ def test_a_worker_lost_at_the_start_is_named() -> None:
     near = connected(2, socket.socketpair)
     near[0].close()
     with pytest.raises(LostPeerError, match="lost worker0"):
-        worker_sums(near[1], 1, 2, 20.0)
+        open_allreduce(near[1], 1, 2, 20.0)
     near[1].close()

@@ -7,26 +7,30 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embroute.config import parse_call
+from embroute.config.spec import parse_call
 from embroute.data.batch import Batch, concat
 from embroute.data.planted import expected_auc, fitted
-from embroute.data.synthetic import (
+from embroute.data.synthetic.generator import (
     CHUNK_SAMPLES,
-    PRESETS,
+    LOG_PRESETS,
     SyntheticSource,
     _law,
     coprime,
     open_preset,
 )
-from embroute.data.synthetic_presets import FieldLaw
-from embroute.kernels.sampling import CONTEXT, mixed, planted_scores, power_law_rank, shuffled
-
-Rows = npt.NDArray[np.int64]
+from embroute.data.synthetic.presets import FieldLaw
+from embroute.data.synthetic.sampling import (
+    CONTEXT,
+    planted_scores,
+    power_law_rank,
+    shuffled,
+)
+from embroute.kernels.array_types import F32, F64, I64
+from embroute.kernels.memory import splitmix64
 
 
 @cache
@@ -37,9 +41,9 @@ def first(text: str, samples: int = CHUNK_SAMPLES) -> Batch:
     return concat(list(source.chunks()))
 
 
-def column(batch: Batch, preset: str, name: str) -> Rows:
+def column(batch: Batch, preset: str, name: str) -> I64:
     """The rows of one field."""
-    names = [law.name for law in PRESETS[preset].fields]
+    names = [law.name for law in LOG_PRESETS[preset].fields]
     return batch.rows.reshape(len(batch), -1)[:, names.index(name)]
 
 
@@ -65,7 +69,7 @@ def test_published_sizes(
     assert source.num_samples == samples
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", LOG_PRESETS)
 def test_rows_belong_to_their_tables(name: str) -> None:
     batch = first(name)
     schema = open_preset(parse_call(name)).schema
@@ -89,7 +93,7 @@ def test_a_chunk_depends_on_seed_and_number_alone() -> None:
     assert (other.rows != chunks[2].rows).any()
 
 
-def top_share(rows: Rows, share: float = 0.01) -> float:
+def top_share(rows: I64, share: float = 0.01) -> float:
     counts = np.sort(np.unique(rows, return_counts=True)[1])[::-1]
     return float(counts[: max(1, int(share * len(counts)))].sum() / len(rows))
 
@@ -102,7 +106,7 @@ def test_skew_raises_the_share_of_popular_rows() -> None:
     assert counts.std() < 1.2 * np.sqrt(counts.mean())  # as an even draw has
 
 
-def mutual_information(left: Rows, right: Rows) -> float:
+def mutual_information(left: I64, right: I64) -> float:
     """In nats, of the empirical distribution."""
     _, left = np.unique(left, return_inverse=True)
     _, right = np.unique(right, return_inverse=True)
@@ -166,7 +170,7 @@ def test_drift_replaces_hot_items() -> None:
     assert still > 0.8
 
 
-def auc(score: npt.NDArray[np.float64], label: npt.NDArray[np.float32]) -> float:
+def auc(score: F64, label: F32) -> float:
     """Share of (1, 0) pairs that the score puts in order."""
     ranks = np.empty(len(score))
     ranks[np.argsort(score)] = np.arange(1, len(score) + 1)
@@ -174,7 +178,7 @@ def auc(score: npt.NDArray[np.float64], label: npt.NDArray[np.float32]) -> float
     return float((ranks[label == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(label) - ones)))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", LOG_PRESETS)
 def test_best_auc_is_that_of_the_true_probabilities(name: str) -> None:
     source = open_preset(parse_call(f"{name}(samples={CHUNK_SAMPLES})"))
     batch = source.chunk(0)
@@ -214,7 +218,7 @@ def test_fitted_reaches_its_targets_on_the_pilot() -> None:
     assert abs(model.logit(batch).std() - 2.0) < 0.2
 
 
-def shares(law: FieldLaw) -> npt.NDArray[np.float64]:
+def shares(law: FieldLaw) -> F64:
     """Share of the look-ups of every rank, by summing the law's weights."""
     first = 1 if law.top else 0
     bounds = np.arange(law.num_rows - first + 1) + 1 + law.offset
@@ -247,7 +251,7 @@ def test_marginals_are_the_law_whatever_fields_share(field: str, correlation: in
     name = "criteo-kaggle"
     batch = first(f"{name}(correlation={correlation}, sessions=0)", 4 * CHUNK_SAMPLES)
     found = np.sort(np.unique(column(batch, name, field), return_counts=True)[1])[::-1]
-    law = next(law for law in PRESETS[name].fields if law.name == field)
+    law = next(law for law in LOG_PRESETS[name].fields if law.name == field)
     expected = np.sort(shares(law))[::-1]
     distinct = -np.expm1(-expected * len(batch)).sum()
     assert abs(len(found) / distinct - 1) < 0.03
@@ -288,8 +292,10 @@ def test_planted_scores_twin() -> None:
     rows = np.random.default_rng(0).integers(0, 99, (6, 3))
     side, weight, out = np.array([0, 1, 2]), np.array([1.0, 0.5, 2.0]), np.empty((6, 2))
     planted_scores(rows, side, weight, np.uint64(5), out)
-    hashed = np.array([[mixed(np.uint64(row ^ 5)) for row in line] for line in rows], np.uint64)
-    again = np.array([[mixed(key) for key in line] for line in hashed], np.uint64)
+    hashed = np.array(
+        [[splitmix64(np.uint64(row ^ 5)) for row in line] for line in rows], np.uint64
+    )
+    again = np.array([[splitmix64(key) for key in line] for line in hashed], np.uint64)
     shifts = np.array([0, 16, 32, 48], np.uint64)
     parts = [(keys[..., None] >> shifts) & np.uint64(65535) for keys in (hashed, again)]
     first_SFK, second_SFK = ((p.astype(float) - 32767.5) / 65536 * weight[:, None] for p in parts)
@@ -314,4 +320,4 @@ def test_user_mistakes(text: str, message: str) -> None:
 def test_source_is_described_by_its_options() -> None:
     source = open_preset(parse_call("criteo-kaggle(500, skew=1.1)"))
     assert isinstance(source, SyntheticSource)
-    assert source.knobs == replace(PRESETS["criteo-kaggle"].knobs, samples=500, skew=1.1)
+    assert source.knobs == replace(LOG_PRESETS["criteo-kaggle"].knobs, samples=500, skew=1.1)

@@ -10,15 +10,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from embroute.cluster import open_cluster
-from embroute.config import Size, parse_call
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import Size, parse_call
 from embroute.data.batch import Batch, Source, concat, one_hot
 from embroute.data.online_retail import RetailSource
 from embroute.data.schema import Field, Schema, Table
-from embroute.data.synthetic import open_preset
-from embroute.policy.catalog import make_policy
-from embroute.policy.setup import Setup
-from embroute.simulate import Job, Outcome, measure_named, simulate
+from embroute.data.synthetic.generator import open_preset
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+from embroute.simulate.simulation import Outcome, Workload, measure_named, simulate
 
 BLOCK = "dispatch=block sync=on-demand evict=lru"
 TRACES = ("retail", "criteo")
@@ -54,7 +54,7 @@ def cut_preset(samples: int) -> Trace:
 
 
 @cache
-def job(trace: str) -> Job:
+def job(trace: str) -> Workload:
     """90 steps of the real trace or 30 of a synthetic one, with the defaults of `compare`.
 
     `movies` has two fields, so that many samples have only hot rows, and larger caches.
@@ -67,7 +67,7 @@ def job(trace: str) -> Job:
         source = open_preset(parse_call("movielens-25m(samples=100000)"))
     cache_size = Size(cache_share, "share")
     setup = Setup(source.schema, open_cluster("edge-8"), 64, 1024, "sgd", cache_size)
-    return Job(source, setup, steps, 10)
+    return Workload(source, setup, steps, 10)
 
 
 @cache

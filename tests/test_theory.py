@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.cluster import open_cluster
-from embroute.theory.hot import Draws, best_hot, expected_distinct, hot_threshold, predict_hot
+from embroute.config.cluster_file import open_cluster
+from embroute.cost.hot_rows import Draws, best_hot, expected_distinct, hot_threshold, predict_hot
+from embroute.kernels.array_types import I64
 
 steady = settings(deadline=None, derandomize=True)
 
-I64 = npt.NDArray[np.int64]
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda c: np.array(c, np.int64))
 
 

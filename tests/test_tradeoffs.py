@@ -10,15 +10,23 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from embroute.cli import cli
-from embroute.cluster import open_cluster, star
-from embroute.commands.sweeps import tradeoff_cases
+from embroute.cli.main import cli
+from embroute.config.cluster import star_cluster
+from embroute.config.cluster_file import open_cluster
 from embroute.data.open import open_source
-from embroute.policy.setup import Setup
-from embroute.simulate import Job
-from embroute.views.detail import TradeoffPoint
-from embroute.views.papers import BOUNDS, CACHES, CLAIMS, EQUAL_GBIT, POLICIES, RATIOS
-from embroute.views.tradeoffs import PANELS, curves, tradeoff_sections
+from embroute.planner.setup import Setup
+from embroute.report.papers import CLAIMS
+from embroute.report.tradeoffs import PANELS, curves, tradeoff_sections
+from embroute.simulate.recorder import TradeoffPoint
+from embroute.simulate.simulation import Workload
+from embroute.simulate.sweeps import (
+    BOUNDS,
+    EQUAL_GBIT,
+    PAPER_CACHES,
+    POLICIES,
+    RATIOS,
+    tradeoff_cases,
+)
 from tests.pages import MOST_BYTES, block, compared
 
 SHORT: tuple[str, ...] = ("--policies", "vanilla", "--steps", "60", "--batch", "16")
@@ -41,7 +49,7 @@ def test_every_panel_is_measured(points: Points) -> None:
     places = {
         panel: {(p["policy"], p["x"]) for p in points if p["panel"] == panel} for panel in PANELS
     }
-    for panel, values in (("cache", CACHES), ("bandwidth", EQUAL_GBIT), ("ratio", RATIOS)):
+    for panel, values in (("cache", PAPER_CACHES), ("bandwidth", EQUAL_GBIT), ("ratio", RATIOS)):
         assert places[panel] == {(name, x) for name in POLICIES for x in values}
     assert places["staleness"] == {(f"het({bound})", bound) for bound in BOUNDS}
 
@@ -88,13 +96,13 @@ def test_curves_are_shares_of_the_base() -> None:
 
 def test_links_vary_and_the_rest_stays() -> None:
     source = open_source("online-retail")
-    job = Job(source, Setup(source.schema, open_cluster("edge-8"), optimizer="adam"))
+    job = Workload(source, Setup(source.schema, open_cluster("edge-8"), optimizer="adam"))
     cases = tradeoff_cases(job)
     assert not [case for case in cases if case.policy.startswith("het") and case.policy != "het(0)"]
     widest = next(case for case in cases if case.panel == "ratio" and case.x == 10)
     assert widest.job.setup.cluster.hosts == open_cluster("edge-8").hosts
     equal = next(case for case in cases if case.panel == "bandwidth" and case.x == 100)
-    assert equal.job.setup.cluster.hosts == star([100.0] * 8, 100.0).hosts
+    assert equal.job.setup.cluster.hosts == star_cluster([100.0] * 8, 100.0).hosts
     assert equal.job.setup.optimizer == "adam"
     occurring = len(np.unique(np.concatenate([batch.rows for batch in job.batches()])))
     assert equal.job.setup.capacity_WA[0].sum() == occurring // 10

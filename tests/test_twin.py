@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
 
-from embroute.cluster import uniform
-from embroute.config import Size
-from embroute.policy.catalog import make_policy
-from embroute.policy.plans import plans, start
-from embroute.policy.setup import Setup
-from embroute.runtime.feed import Dealt
-from embroute.runtime.local import run_local
-from embroute.runtime.notes import Work
-from embroute.runtime.optim import RowOptimizer, row_optimizer
-from embroute.runtime.run import Run
+from embroute.config.cluster import uniform_cluster
+from embroute.config.spec import Size
+from embroute.engine.batches import MicroBatch
+from embroute.engine.optim import RowOptimizer, row_optimizer
+from embroute.engine.step_message import WorkerStep
+from embroute.launch.in_process import run_in_process
+from embroute.nn.session import WorkerSession
+from embroute.planner.plan_stream import plans, start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
 from tests.jobs import (
     BATCH,
     WIDTHS,
@@ -37,8 +36,6 @@ from tests.jobs import (
     train,
 )
 from tests.promises import feed
-
-I64 = npt.NDArray[np.int64]
 
 STEPS = 200
 OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adam"]
@@ -61,7 +58,7 @@ TOPOLOGIES = [(2, 1), (3, 2), (2, 2), (3, 1)]
 def run(policy: str, optimizer: str, topology: tuple[int, int], steps: int) -> dict[str, Result]:
     workers, shards = topology
     stream, settings = batches(workers, steps), settings_of(policy, workers)
-    return run_local(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    return run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -98,7 +95,7 @@ def test_free_quotas_equal_plain_torch(optimizer: str) -> None:
         batches(workers, STEPS),
         free_settings("embroute(effort=200)", workers, shards),
     )
-    results = run_local(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
     gathered(results, workers, shards).assert_equal(plain_cached(optimizer, workers, STEPS))
     taken = [results[f"worker{worker}"].samples for worker in range(workers)]
     assert len(set(taken[0])) > 1  # shares move
@@ -110,15 +107,19 @@ def test_rows_on_the_all_reduce_equal_plain_torch(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers, shards = 3, 2
-    policy, update, reduced = "embroute(effort=200, quotas=equal)", Run._update_replicas, []
+    policy, update, reduced = (
+        "embroute(effort=200, quotas=equal)",
+        WorkerSession._update_replicas,
+        [],
+    )
 
-    def counted(run: Run, work: Work, sums: Sequence[torch.Tensor]) -> None:
+    def counted(run: WorkerSession, work: WorkerStep, sums: Sequence[torch.Tensor]) -> None:
         reduced.append(sum(len(slots) for slots in work.replica_slot_AU))
         update(run, work, sums)
 
-    monkeypatch.setattr(Run, "_update_replicas", counted)
+    monkeypatch.setattr(WorkerSession, "_update_replicas", counted)
     stream, settings = batches(workers, STEPS), crowded_settings(policy, workers, shards)
-    results = run_local(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
     gathered(results, workers, shards).assert_equal(plain_cached(optimizer, workers, STEPS))
     assert workers < len(reduced) < workers * STEPS  # in some steps, and not in all
     assert max(reduced) > 1
@@ -133,7 +134,7 @@ def test_replicated_rows_equal_plain_torch_in_the_changed_order(
     workers, shards, steps = 3, 2, 60
     stream = batches(7, steps)
     settings = settings_of(policy, workers, 1.0)
-    results = run_local(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
     mine = gathered(results, workers, shards)
     mine.assert_equal(plain(optimizer, regrouped(policy, stream, optimizer)))
 
@@ -141,9 +142,9 @@ def test_replicated_rows_equal_plain_torch_in_the_changed_order(
 def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list[Batch]:
     """The batches in the order in which a policy trains their samples."""
     own, policy = feed(), make_policy(policy_name)
-    own.learn(stream[0])
+    own.infer_spec(stream[0])
     rows = [own.batch(item) for item in stream]
-    setup = Setup(own.schema, uniform(3, 2), WIDTHS, BATCH, optimizer, Size(1.0, "share"))
+    setup = Setup(own.schema, uniform_cluster(3, 2), WIDTHS, BATCH, optimizer, Size(1.0, "share"))
     seen = np.concatenate([batch.rows[batch.rows >= 0] for batch in rows])
     state = start(policy, setup, np.bincount(seen, minlength=setup.schema.num_rows))
     found = [step.plan.now.batch for step in plans(policy, iter(rows), state)]
@@ -156,7 +157,9 @@ def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list
             np.tile([table_of[t] for t in fields], len(batch)), np.diff(batch.offsets)
         )
         ids = np.where(batch.rows < 0, -1, batch.rows - first)
-        back.append(own.part(Dealt(len(batch), batch.dense, batch.label, batch.offsets, ids)))
+        back.append(
+            own.to_user_batch(MicroBatch(len(batch), batch.dense, batch.label, batch.offsets, ids))
+        )
     return back  # type: ignore[return-value]
 
 
@@ -164,7 +167,7 @@ def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list
 def test_bounded_staleness_loses_no_update(optimizer: str) -> None:
     """With one worker nobody's updates are missed, so HET is exact up to adding deltas."""
     stream, settings = batches(1, STEPS), settings_of("het(4)", 1, 0.9)
-    results = run_local(1, 2, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(1, 2, lambda seat: train(seat, stream, optimizer, settings))
     mine = gathered(results, 1, 2)
     mine.assert_equal(plain_cached(optimizer, 1, STEPS), rtol=1e-9, atol=1e-11)
 
@@ -185,7 +188,7 @@ def test_the_loss_is_that_of_the_whole_batch() -> None:
 def test_a_worker_without_samples_takes_part() -> None:
     stream, settings = batches(3, 40), settings_of("esd(1)", 3)
     settings["quotas"] = (1.0, 0.0, 1.0)
-    results = run_local(3, 1, lambda seat: train(seat, stream, "adagrad", settings))
+    results = run_in_process(3, 1, lambda seat: train(seat, stream, "adagrad", settings))
     gathered(results, 3, 1).assert_equal(plain_cached("adagrad", 3, 40))
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from embroute.runtime.local import run_local
-from embroute.runtime.prepare import prepare
-from embroute.runtime.seat import Seat
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.nn.prepare import prepare
 from tests.user_models import (
     STREAM,
     USERS,
@@ -88,7 +88,7 @@ def test_batches_may_be_namedtuples(tmp_path: Path) -> None:
     named = [Named(*(batch[name] for name in Named._fields)) for batch in STREAM]
     seen = []
 
-    def main(seat: Seat) -> None:
+    def main(seat: RankContext) -> None:
         model = Unnamed().double()
         settings = settings_of(tmp_path, of_named)
         optimizers = sgd(model)
@@ -99,7 +99,7 @@ def test_batches_may_be_namedtuples(tmp_path: Path) -> None:
             ready.backward(model(batch).sum())
             optimizers[0].zero_grad()
 
-    run_local(2, 1, main)
+    run_in_process(2, 1, main)
     assert sum(len(label) for label in seen) == sum(len(batch.label) for batch in named)
 
 
@@ -142,7 +142,7 @@ def test_the_loss_of_a_blank_sample_may_be_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a batch has one sample, one of two workers has none; what it adds is added up too."""
-    monkeypatch.setattr("embroute.runtime.dense.sums_by_shard", lambda *_: False)
+    monkeypatch.setattr("embroute.nn.dense.reduces_at_shard", lambda *_: False)
 
     class Weighted(Model):
         def forward(self, batch: Batch) -> torch.Tensor:

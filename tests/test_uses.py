@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from embroute.kernels.anneal import (
+from embroute.policies.embroute.anneal import (
     GUMBEL,
     Heat,
     Loads,
-    group_sweep,
-    members,
-    put,
+    move_sample,
     repair,
+    samples_by_use,
     swaps,
-    sweep,
+    sweep_groups,
+    sweep_samples,
     weighed,
 )
-from embroute.kernels.uses import ALONE, CHUNK, PULL, SHARE, Nodes, Uses, gather, total
+from embroute.policies.embroute.uses import (
+    ALONE,
+    CHUNK,
+    PULL,
+    SHARE,
+    Nodes,
+    Uses,
+    collect_uses,
+    total,
+)
 
-F32 = npt.NDArray[np.float32]
 ROWS, BATCH, BATCHES, FIELDS = 12, 10, 3, 4
 
 
@@ -42,7 +49,7 @@ def window(seed: int, workers: int) -> Uses:
     dealt = random.integers(0, workers, len(node)).astype(np.int32)
     nodes = Nodes(before.astype(np.int32), owner, arena, tail)
     first = np.arange(len(node) + 1) * FIELDS
-    return gather(nodes, node.ravel(), first, dealt, price)[0]
+    return collect_uses(nodes, node.ravel(), first, dealt, price)[0]
 
 
 def loads_of(uses: Uses, workers: int) -> Loads:
@@ -61,21 +68,21 @@ def test_a_move_changes_the_cost_as_foretold(seed: int, workers: int) -> None:
         s, goes = int(random.integers(len(uses.worker_S))), int(random.integers(workers))
         here, before = uses.worker_S[s], total(uses)
         added = weighed(uses, s)
-        put(uses, s, goes)
+        move_sample(uses, s, goes)
         assert total(uses) - before == pytest.approx(float(added[goes] - added[here]), abs=1e-3)
 
 
 @pytest.mark.parametrize("workers", [2, 5, 8])
 def test_cold_moves_and_swaps_never_cost_more_and_quotas_are_met(workers: int) -> None:
     uses = window(3, workers)
-    loads, groups = loads_of(uses, workers), members(uses)
+    loads, groups = loads_of(uses, workers), samples_by_use(uses)
     heat = Heat(0.0, 0.0, GUMBEL, np.array([5], np.uint64))
     before = total(uses)
     for t in range(BATCHES):
-        sweep(uses, loads, t, heat)
+        sweep_samples(uses, loads, t, heat)
     after = total(uses)
     assert after <= before + 1e-3
-    group_sweep(uses, loads, groups, (0, 0, len(uses.use_KF) // BATCHES, 16, 500), heat)
+    sweep_groups(uses, loads, groups, (0, 0, len(uses.use_KF) // BATCHES, 16, 500), heat)
     assert total(uses) <= after + 1e-3
     dealt = uses.worker_S.reshape(BATCHES, BATCH)
     assert loads.load_TW[0].tolist() == np.bincount(dealt[0], minlength=workers).tolist()
@@ -100,7 +107,7 @@ def test_a_row_alone_shared_and_owned() -> None:
             np.zeros(1, np.uint8),
             np.zeros(1, np.float32),
         )
-        return total(gather(nodes, node, first, np.array(workers, np.int32), price)[0])
+        return total(collect_uses(nodes, node, first, np.array(workers, np.int32), price)[0])
 
     assert cost(-1, 0, 0) == 2
     assert cost(0, 0, 0) == 0

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from embroute.cli import cli
-from embroute.commands.report import write_report
-from embroute.views.history import read_history
-from embroute.views.measured import columns_of, workers_of
-from embroute.views.runs import runs_page
+from embroute.cli.main import cli
+from embroute.cli.report import write_report
+from embroute.report.run_folder import read_history
+from embroute.report.runs_page import runs_page
+from embroute.report.timeline import columns_of, workers_of
 from tests.pages import MOST_BYTES, block, compared, trained
 
 NAMES = ("vanilla", "het(100)", "esd(1)", "scars(hot=300rows)", "lower-bound")
@@ -193,7 +193,7 @@ def test_metrics_of_another_version_are_refused(runs: list[Path], tmp_path: Path
 
 
 def test_bokeh_is_imported_only_for_reports() -> None:
-    code = "import sys, embroute.cli; sys.exit('bokeh' in sys.modules)"
+    code = "import sys, embroute.cli.main; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

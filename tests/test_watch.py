@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from embroute.report import SUMMARY
-from embroute.train import watch
-from embroute.train.watch import Watch
+from embroute.report.run_summary import SUMMARY
+from embroute.train import metrics_log
+from embroute.train.metrics_log import RunMonitor
 
 BATCH = 100
 
@@ -29,10 +29,10 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         # Only there: TensorBoard's own threads wait by the real one.
-        monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(metrics_log, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
-def train(eyes: Watch, clock: Clock, first: int, seconds: list[float]) -> None:
+def train(eyes: RunMonitor, clock: Clock, first: int, seconds: list[float]) -> None:
     """Steps that take so long; each moves 5 MB and 1 MB over two links, vanilla twice as much."""
     for step, spent in enumerate(seconds, first):
         clock.now += spent
@@ -44,7 +44,7 @@ def test_speed_counts_neither_compilation_nor_evaluations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, terminal = Clock(monkeypatch), Terminal()
-    eyes = Watch(tmp_path, 6, terminal)
+    eyes = RunMonitor(tmp_path, 6, terminal)
     train(eyes, clock, 0, [30.0, 0.5, 0.5])
     clock.now += 7.0
     eyes.evaluated(3, {"auc": 0.75})
@@ -58,7 +58,7 @@ def test_speed_counts_neither_compilation_nor_evaluations(
 
 def test_a_single_step_has_a_speed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    eyes = Watch(tmp_path, 1, Terminal())
+    eyes = RunMonitor(tmp_path, 1, Terminal())
     train(eyes, clock, 0, [2.0])
     eyes.close(0, "vanilla", {})
     assert json.loads((tmp_path / SUMMARY).read_text())["samples_per_s"] == BATCH / 2.0
@@ -66,7 +66,7 @@ def test_a_single_step_has_a_speed_too(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, terminal = Clock(monkeypatch), Terminal()
-    eyes = Watch(tmp_path, 10, terminal)
+    eyes = RunMonitor(tmp_path, 10, terminal)
     train(eyes, clock, 0, [2.0])
     line = "step 1/10  50 samples/s  loss 0.5000  hits 75 %  MB/s 2.5 0.5"
     assert line in terminal.getvalue()
@@ -77,7 +77,7 @@ def test_scalars_are_in_tensorboard_and_lines_in_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    eyes = Watch(tmp_path, 2, Terminal())
+    eyes = RunMonitor(tmp_path, 2, Terminal())
     train(eyes, clock, 0, [1.0, 1.0])
     eyes.evaluated(2, {"auc": 0.75, "log_loss": 0.25})
     eyes.close(1, "vanilla", {})
@@ -96,7 +96,7 @@ def test_scalars_are_in_tensorboard_and_lines_in_json(
 
 def test_nothing_to_train_is_said(tmp_path: Path) -> None:
     terminal = Terminal()
-    Watch(tmp_path, 5, terminal).idle()
+    RunMonitor(tmp_path, 5, terminal).idle()
     assert "nothing to train" in terminal.getvalue()
     assert not (tmp_path / SUMMARY).exists()
 
@@ -109,13 +109,13 @@ def test_a_resumed_run_repeats_no_step_and_its_clock_and_bytes_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    eyes = Watch(tmp_path, 10, Terminal())
+    eyes = RunMonitor(tmp_path, 10, Terminal())
     train(eyes, clock, 0, [1.0] * 6)
     eyes._close()  # killed: steps after the checkpoint at step 4 are to come again
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "sec')
     clock.now += 1000
-    again = Watch(tmp_path, 10, Terminal())
+    again = RunMonitor(tmp_path, 10, Terminal())
     train(again, clock, 4, [1.0] * 6)
     again.close(9, "vanilla", {})
     lines = lines_of(tmp_path)
@@ -132,7 +132,7 @@ def test_another_run_in_the_same_folder_starts_its_metrics_anew(
 ) -> None:
     clock = Clock(monkeypatch)
     for _ in range(2):
-        eyes = Watch(tmp_path, 3, Terminal())
+        eyes = RunMonitor(tmp_path, 3, Terminal())
         train(eyes, clock, 0, [1.0] * 3)
         eyes.close(2, "vanilla", {})
     lines = lines_of(tmp_path)

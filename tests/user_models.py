@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from embroute.commands.checkpoint import export_tables
-from embroute.runtime.checkpoint_files import latest
-from embroute.runtime.local import run_local
-from embroute.runtime.prepare import prepare
-from embroute.runtime.seat import Seat
-from embroute.runtime.settings import Settings
+from embroute.checkpoint.folders import latest_checkpoint
+from embroute.cli.checkpoint import export_tables
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.nn.prepare import prepare
+from embroute.nn.settings import Settings
 
 STEPS, SIZE, LAST = 12, 16, 5
 USERS, TAGS, DAYS = 200, 150, 10
@@ -107,7 +107,7 @@ def routed(
 ) -> nn.Module:
     """The same on two workers and a shard; the model of a worker."""
 
-    def main(seat: Seat) -> nn.Module:
+    def main(seat: RankContext) -> nn.Module:
         own = copy.deepcopy(model)
         used = optimizers(own)
         plans = schedules(used)
@@ -115,7 +115,7 @@ def routed(
         train(own, used, ready.loader, lambda loss: ready.backward(loss), plans)
         return own
 
-    return run_local(2, 1, main)["worker0"]
+    return run_in_process(2, 1, main)["worker0"]
 
 
 def settings_of(folder: Path, asked: Callable[[Batch], Mapping[str, object]]) -> Settings:
@@ -141,7 +141,7 @@ def assert_plain(
     train(plain, optimizers(plain), stream, torch.autograd.backward, [])
     settings = settings_of(folder, asked)
     dense = routed(model, optimizers, settings, stream=stream).state_dict()
-    saved = latest(folder)
+    saved = latest_checkpoint(folder)
     assert saved is not None
     export_tables(saved, folder / "tables.safetensors")
     tables = load_file(folder / "tables.safetensors")

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from embroute.cluster import Cluster, Host, Worker
-from embroute.config import Size
-from embroute.cost import OPTIMIZERS
+from embroute.config.cluster import Cluster, Host, Worker
+from embroute.config.spec import Size
+from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.batch import PADDING, Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.window import Horizon, Window
-from embroute.policy.parts import Policy
-from embroute.policy.plans import Step, plans, start
-from embroute.policy.setup import Setup
-from embroute.policy.state import State
+from embroute.planner.interfaces import Policy
+from embroute.planner.plan_stream import Step, plans, start
+from embroute.planner.setup import Setup
+from embroute.planner.state import State
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Workload:
     def start(self, policy: Policy) -> State:
         """The empty state of a run of this workload, on one host if the policy wants that."""
         setup = self.setup
-        if policy.sync.in_place:
+        if policy.sync.shared_memory:
             setup = replace(setup, cluster=setup.cluster.together())
         return start(policy, setup, self.counts_R if policy.regroup else None)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.data.schema import Schema
+from embroute.kernels.array_types import F32, I64
 
 PADDING = -1  # a look-up with this row id touches no row
 
@@ -23,10 +24,10 @@ class Batch:
     regrouping: every row of every sample is in the hot set.
     """
 
-    rows: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    dense: npt.NDArray[np.float32]
-    label: npt.NDArray[np.float32]
+    rows: I64
+    offsets: I64
+    dense: F32
+    label: F32
     num_fields: int
     hot: bool = False
 
@@ -34,7 +35,7 @@ class Batch:
         return (len(self.offsets) - 1) // self.num_fields
 
     @property
-    def sample_offsets(self) -> npt.NDArray[np.int64]:
+    def sample_offsets(self) -> I64:
         """Look-ups of sample s are `rows[sample_offsets[s] : sample_offsets[s + 1]]`."""
         return self.offsets[:: self.num_fields]
 
@@ -59,9 +60,9 @@ class Batch:
 
 
 def one_hot(
-    rows_SF: npt.NDArray[np.int64],
-    dense: npt.NDArray[np.float32] | None = None,
-    label: npt.NDArray[np.float32] | None = None,
+    rows_SF: I64,
+    dense: F32 | None = None,
+    label: F32 | None = None,
 ) -> Batch:
     """A batch in which every field holds exactly one id; `rows_SF` has global row ids."""
     samples, fields = rows_SF.shape
@@ -106,3 +107,22 @@ class Source(Protocol):
     def chunks(self) -> Iterator[Batch]:
         """One pass in order, in pieces of any size that fit memory."""
         ...
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """A batch in memory, read in views of `chunk_samples` samples."""
+
+    schema: Schema
+    batch: Batch
+    chunk_samples: int = 65536
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in one pass."""
+        return len(self.batch)
+
+    def chunks(self) -> Iterator[Batch]:
+        """One pass in order, without copying rows."""
+        for start in range(0, len(self.batch), self.chunk_samples):
+            yield self.batch.slice(start, start + self.chunk_samples)

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from embroute.data.batch import PADDING, Batch, Source
 from embroute.data.schema import Schema
 from embroute.data.stream import rebatch
+from embroute.kernels.array_types import I64
 
-I64 = npt.NDArray[np.int64]
-
-SHARES = (0.001, 0.01, 0.1)  # of the distinct ids, those with the most look-ups
+TOP_SHARES = (0.001, 0.01, 0.1)  # of the distinct ids, those with the most look-ups
 RECENT_BATCHES = 10
 
 
@@ -68,7 +66,7 @@ def describe(
     if limit is not None and limit < 1:
         raise ValueError(f"--samples must be at least 1, got {limit}")
     schema = source.schema
-    counts = Counts(schema)
+    counts = AccessCounts(schema)
     reuse = ReuseCounts(schema.num_rows)
     for batch in rebatch(_first(source.chunks(), limit), batch_size):
         counts.add(batch)
@@ -101,7 +99,7 @@ def top_share(counts: I64, share: float) -> float:
     return float(used[-top:].sum() / used.sum())
 
 
-class Counts:
+class AccessCounts:
     """Look-ups of every row by field, while a source is read."""
 
     def __init__(self, schema: Schema) -> None:
@@ -141,7 +139,7 @@ class Counts:
 
 
 def _field(name: str, counts: I64) -> FieldDescription:
-    shares = tuple(top_share(counts, share) for share in SHARES)
+    shares = tuple(top_share(counts, share) for share in TOP_SHARES)
     return FieldDescription(name, int(counts.sum()), int((counts > 0).sum()), shares)
 
 

@@ -11,12 +11,12 @@ from functools import cached_property
 from importlib.resources import as_file, files
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from embroute.config import LARGEST_SEED, Call, bind, parse_int
+from embroute.config.spec import LARGEST_SEED, CallSpec, bind, parse_int
 from embroute.data.batch import Batch, one_hot
 from embroute.data.schema import Field, Schema, Table
+from embroute.kernels.array_types import F32, I32, I64
 
 NAMES = ("InvoiceNo", "StockCode", "CustomerID", "Country", "Description")
 SIZES = (25_900, 4_070, 4_373, 38, 4_224)
@@ -71,7 +71,7 @@ class RetailSource:
             else:
                 yield one_hot(self._lines.rows_NF[lines].astype(np.int64), self._lines.dense[lines])
 
-    def _labelled(self, lines: npt.NDArray[np.int64], random: np.random.Generator) -> Batch:
+    def _labelled(self, lines: I64, random: np.random.Generator) -> Batch:
         """The given lines, each among its negatives."""
         data, copies = self._lines, 1 + self.negatives
         candidates = np.maximum(data.first_line[lines], FIRST_DRAWS)
@@ -91,12 +91,12 @@ class RetailSource:
 class _Lines:
     """Global row ids and dense columns of every line, and the first line of its invoice."""
 
-    rows_NF: npt.NDArray[np.int32]
-    dense: npt.NDArray[np.float32]
-    first_line: npt.NDArray[np.int64]
+    rows_NF: I32
+    dense: F32
+    first_line: I64
 
 
-def _load(first_rows: npt.NDArray[np.int64]) -> _Lines:
+def _load(first_rows: I64) -> _Lines:
     """Join the packed tables back to one line each."""
     lines, items, invoices = (_table(name) for name in ("lines", "items", "invoices"))
     invoice, item = lines["InvoiceNo"].to_numpy(), lines["Item"].to_numpy()
@@ -121,7 +121,7 @@ def _table(name: str) -> pl.DataFrame:
         return pl.read_parquet(path)
 
 
-def open_retail(call: Call) -> RetailSource:
+def open_retail(call: CallSpec) -> RetailSource:
     """`online-retail` as a trace, or `online-retail(negatives=2, seed=0)` with labels."""
     options = bind(call, ("negatives", "seed"))
     return RetailSource(

@@ -7,20 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from embroute.config import LIMITS, parse_call, shown
+from embroute.config.spec import LIMITS, parse_call, shown
 from embroute.data.batch import Batch, Source
 from embroute.data.online_retail import open_retail
-from embroute.data.readers.avazu import avazu
-from embroute.data.readers.criteo import criteo
-from embroute.data.readers.detect import FORMATS, Look, detect, look_at, unknown_format
+from embroute.data.readers.columns import ColumnSpec
+from embroute.data.readers.detect import FORMATS, FileHead, detect, read_head, unknown_format
+from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.files import Progress, find_files
-from embroute.data.readers.layout import Layout
-from embroute.data.readers.movielens import movielens
-from embroute.data.readers.rows import Reading, column_names
-from embroute.data.readers.source import Numbering, open_files
-from embroute.data.readers.table import ColumnUses, table
+from embroute.data.readers.formats import ColumnUses, avazu, criteo, movielens, table_columns
+from embroute.data.readers.parsing import ReadOptions, column_names
 from embroute.data.schema import Schema
-from embroute.data.synthetic import PRESETS, open_preset
+from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
 
 RETAIL = "online-retail"
 
@@ -65,7 +62,7 @@ class DataOptions:
 
 def built_in_names() -> tuple[str, ...]:
     """Names of data that needs no file."""
-    return (RETAIL, *PRESETS)
+    return (RETAIL, *LOG_PRESETS)
 
 
 def open_source(
@@ -74,7 +71,7 @@ def open_source(
     """The built-in data or the files that `text` names."""
     options = options or DataOptions()
     found = _look_up(text, options)
-    if not isinstance(found, Reading):
+    if not isinstance(found, ReadOptions):
         return found
     return open_files(found, _numbering(options), progress)
 
@@ -99,7 +96,7 @@ def naming(option: str, text: str) -> Iterator[None]:
         raise ValueError(fault) from None
 
 
-def _look_up(text: str, options: DataOptions) -> Source | Reading:
+def _look_up(text: str, options: DataOptions) -> Source | ReadOptions:
     """Built-in data, or files and what their columns are."""
     name = text.partition("(")[0].strip()
     if not name:
@@ -193,17 +190,17 @@ def _numbering(options: DataOptions) -> Numbering:
     return Numbering(options.hash_rows, options.limit)
 
 
-def _reading(files: tuple[Path, ...], options: DataOptions) -> Reading:
+def _reading(files: tuple[Path, ...], options: DataOptions) -> ReadOptions:
     """The files with the layout of their format."""
     layout = replace(
-        _layout(look_at(files[0]), options),
+        _layout(read_head(files[0]), options),
         bag_separator=options.bag_separator,
         padding=options.missing == "padding",
     )
-    return Reading(files, layout, options.skip_bad_rows)
+    return ReadOptions(files, layout, options.skip_bad_rows)
 
 
-def _layout(look: Look, options: DataOptions) -> Layout:
+def _layout(look: FileHead, options: DataOptions) -> ColumnSpec:
     """The layout of the format that is asked for, or else detected."""
     uses = options.uses
     named = bool(uses.label or uses.categorical or uses.dense or uses.bag)
@@ -212,7 +209,7 @@ def _layout(look: Look, options: DataOptions) -> Layout:
         raise unknown_format(look)
     if kind == "table":
         names = column_names(look.path, look.separator)
-        return table(look.path, names, look.separator, uses)
+        return table_columns(look.path, names, look.separator, uses)
     if named:
         raise ValueError(
             f"--label, --categorical, --dense and --bag describe a table; {kind} files have "

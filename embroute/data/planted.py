@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from embroute.data.batch import Batch
-from embroute.kernels.sampling import planted_scores
+from embroute.data.synthetic.sampling import planted_scores
+from embroute.kernels.array_types import F32, F64, I64
 
 # Shares of the logit's variance: rows by themselves, user rows with item rows, dense columns.
-SHARES = (0.55, 0.30, 0.15)
+EFFECT_SHARES = (0.55, 0.30, 0.15)
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,22 @@ class Planted:
     `side` and `weight` are per field; `scale` and `bias` come from `fitted`.
     """
 
-    side: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float64]
-    dense_weight: npt.NDArray[np.float32]
+    side: I64
+    weight: F64
+    dense_weight: F32
     key: int
-    scale: npt.NDArray[np.float64]
+    scale: F64
     bias: float = 0.0
 
-    def logit(self, batch: Batch) -> npt.NDArray[np.float64]:
+    def logit(self, batch: Batch) -> F64:
         """The true logit of every sample."""
         return self._parts(batch) @ self.scale + self.bias
 
-    def probability(self, batch: Batch) -> npt.NDArray[np.float64]:
+    def probability(self, batch: Batch) -> F64:
         """The true probability that a sample's label is 1."""
         return sigmoid(self.logit(batch))
 
-    def _parts(self, batch: Batch) -> npt.NDArray[np.float64]:
+    def _parts(self, batch: Batch) -> F64:
         """Linear score, interaction and dense score of every sample."""
         parts = np.empty((len(batch), 3))
         rows_SF = batch.rows.reshape(len(batch), -1)
@@ -55,7 +55,7 @@ def fitted(raw: Planted, pilot: Batch, signal: float, click_rate: float) -> Plan
     """
     parts = raw._parts(pilot)
     spread = parts.std(axis=0)
-    share = np.where(spread > 0, SHARES, 0.0)
+    share = np.where(spread > 0, EFFECT_SHARES, 0.0)
     scale = signal * np.sqrt(share / share.sum()) / np.where(spread > 0, spread, 1.0)
     scores = parts @ scale
     low, high = -40.0 - scores.max(), 40.0 - scores.min()
@@ -68,12 +68,12 @@ def fitted(raw: Planted, pilot: Batch, signal: float, click_rate: float) -> Plan
     return Planted(raw.side, raw.weight, raw.dense_weight, raw.key, scale, (low + high) / 2)
 
 
-def sigmoid(logit: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def sigmoid(logit: F64) -> F64:
     """The logistic function."""
     return 0.5 * (1.0 + np.tanh(0.5 * logit))
 
 
-def expected_auc(probability: npt.NDArray[np.float64]) -> float:
+def expected_auc(probability: F64) -> float:
     """AUC of ranking by the true probabilities, in expectation over the labels."""
     ranked = np.sort(probability)
     lost = 1.0 - ranked

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
+
+from embroute.kernels.array_types import I64
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Schema:
     labelled: bool = False
 
     @cached_property
-    def first_rows(self) -> npt.NDArray[np.int64]:
+    def first_rows(self) -> I64:
         """First global row id of each table, and the number of rows of all tables at the end."""
         sizes = np.array([0, *(table.num_rows for table in self.tables)], np.int64)
         return np.cumsum(sizes)

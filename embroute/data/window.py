@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from embroute.data.batch import Batch
-from embroute.kernels.distinct import Ring, link, number
+from embroute.kernels.array_types import I32, I64
+from embroute.kernels.distinct import UseRing, link_uses, number_distinct
 
 REMEMBERED = 2  # steps whose uses a window still knows, the one just decided among them
 
@@ -20,12 +20,12 @@ class Indexed:
 
     step: int
     batch: Batch
-    rows_U: npt.NDArray[np.int64]
-    unique_of_lookup: npt.NDArray[np.int32]
-    before_U: npt.NDArray[np.int32]  # step of the use before this one, -1 if none is known
-    later_U: npt.NDArray[np.int32]  # step of the next use within the window, or NEVER
+    rows_U: I64
+    unique_of_lookup: I32
+    before_U: I32  # step of the use before this one, -1 if none is known
+    later_U: I32  # step of the next use within the window, or NEVER
     base: int  # position of its first row among the distinct rows of all batches, one by one
-    last_U: npt.NDArray[np.int64]  # position of the use before this one, -1 if none is known
+    last_U: I64  # position of the use before this one, -1 if none is known
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Horizon:
         self.lookahead = max(1, lookahead)
         seen_R = np.zeros(num_rows, np.int64)
         seen_R.fill(0)  # rows come at random: have the system map the pages now, all at once
-        self._ring = Ring(seen_R, np.zeros(1, np.int32), np.zeros(1, np.int32))
+        self._ring = UseRing(seen_R, np.zeros(1, np.int32), np.zeros(1, np.int32))
         self._waiting: deque[tuple[Indexed, int]] = deque()
         self._next_step = first_step
         self._base = 0
@@ -67,10 +67,12 @@ class Horizon:
     def push(self, batch: Batch) -> None:
         """Let a batch enter the window at its far end."""
         unique_of_lookup = np.empty(len(batch.rows), np.int32)
-        rows_U, last_U = number(self._ring.seen_R, batch.rows, self._base, unique_of_lookup)
+        rows_U, last_U = number_distinct(
+            self._ring.seen_R, batch.rows, self._base, unique_of_lookup
+        )
         count = len(rows_U)
         self._grow(count)
-        before_U = link(self._ring, last_U, self._next_step, self._base, self._oldest)
+        before_U = link_uses(self._ring, last_U, self._next_step, self._base, self._oldest)
         entry = Indexed(
             self._next_step,
             batch,
@@ -97,9 +99,7 @@ class Horizon:
         self._oldest = self._kept[0]
         return Window(entry.step, replace(entry, later_U=later_U), ahead)
 
-    def _slice(
-        self, values_G: npt.NDArray[np.int32], base: int, count: int
-    ) -> npt.NDArray[np.int32]:
+    def _slice(self, values_G: I32, base: int, count: int) -> I32:
         positions = np.arange(base, base + count) & (len(values_G) - 1)
         return np.take(values_G, positions)
 
@@ -114,4 +114,4 @@ class Horizon:
         step_G, later_G = np.zeros(size, np.int32), np.zeros(size, np.int32)
         step_G[used & (size - 1)] = self._ring.step_G[used & old]
         later_G[used & (size - 1)] = self._ring.later_G[used & old]
-        self._ring = Ring(self._ring.seen_R, step_G, later_G)
+        self._ring = UseRing(self._ring.seen_R, step_G, later_G)

@@ -8,14 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from embroute.kernels.array_types import I32, I64
 from embroute.kernels.codes import NEVER
 from embroute.kernels.jit import kernel
 from embroute.kernels.memory import AHEAD, GOLDEN, index, prefetch
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
 
 @kernel
@@ -46,7 +43,7 @@ def distinct(rows: I64, table: I32, rows_U: I64, unique_of_lookup: I32) -> int:
     return count
 
 
-class Ring(NamedTuple):
+class UseRing(NamedTuple):
     """The distinct rows of the last batches, one after the other; position g is at g & mask."""
 
     seen_R: I64  # position of the row's latest use, plus one
@@ -55,7 +52,7 @@ class Ring(NamedTuple):
 
 
 @kernel
-def number(seen_R: I64, rows: I64, base: int, unique_of_lookup: I32) -> tuple[I64, I64]:
+def number_distinct(seen_R: I64, rows: I64, base: int, unique_of_lookup: I32) -> tuple[I64, I64]:
     """Distinct rows of a batch in order of first look-up, and where each one was used before.
 
     They take the positions from `base` on: a row whose latest use lies there has its number.
@@ -81,7 +78,7 @@ def number(seen_R: I64, rows: I64, base: int, unique_of_lookup: I32) -> tuple[I6
 
 
 @kernel
-def link(ring: Ring, last_U: I64, step: int, base: int, oldest: int) -> I32:
+def link_uses(ring: UseRing, last_U: I64, step: int, base: int, oldest: int) -> I32:
     """Append a batch at position `base`; returns the step of each row's use before, or -1.
 
     Positions before `oldest` have left the ring: `last_U` becomes -1 there.

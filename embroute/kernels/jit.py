@@ -1,59 +1,64 @@
-"""The one way kernels are compiled: serial, without the GIL, cached on disk."""
+"""The one way kernels are compiled: serial, without the GIL, cached on disk.
+
+numba notices when a kernel's own file changed, not when a file that it calls into did. So the
+cache folder is named by a digest of every file with kernels: another version has another folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-from numba.core.caching import _CacheLocator
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _PACKAGE = Path(__file__).parent.parent
+_USES_KERNELS = re.compile(rb"^@(kernel|inlined)\b|^from embroute\.kernels", re.MULTILINE)
 
 
-def _cache_of(folder: Path) -> Path:
-    """Where numba keeps the compiled kernels of a folder's files; NUMBA_CACHE_DIR moves them."""
-    moved_to: str = getattr(numba.config, "CACHE_DIR", "")
-    if not moved_to:
-        return folder / "__pycache__"
-    locator: Any = _CacheLocator
-    return Path(moved_to) / str(locator.get_suitable_cache_subpath(str(folder / "any.py")))
+@cache
+def cache_folder() -> str:
+    """The folder of this version's compiled kernels, in NUMBA_CACHE_DIR or the user's cache."""
+    parent = os.environ.get("NUMBA_CACHE_DIR") or _user_cache()
+    sources = (path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
+    digest = sha256(numba.__version__.encode())
+    for source in filter(_USES_KERNELS.search, sources):
+        digest.update(source)
+    return str(Path(parent) / f"kernels-{digest.hexdigest()[:16]}")
 
 
-def _drop_old_caches() -> None:
-    """Remove kernels that another version of the package compiled in the same place.
-
-    A cached kernel knows whether its own file changed, not whether a file it calls into did, and
-    loading it may need types that are gone.
-    """
+def _user_cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME")
     try:
-        sources = sorted((_PACKAGE / "kernels").glob("*.py"))
-        digest = sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-        now = f"{version('embroute')} numba {numba.__version__} {digest}"
-        stamp = _cache_of(_PACKAGE / "kernels") / "compiled-by"
-        if stamp.exists() and stamp.read_text() == now:
-            return
-        for folder in _PACKAGE.glob("**/"):
-            for index in _cache_of(folder).glob("*.nbi"):
-                index.unlink(missing_ok=True)
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(now)
-    except (OSError, PackageNotFoundError):
-        return  # a folder that cannot be written to holds no caches of ours either
+        return Path(root or Path.home() / ".cache") / "embroute"
+    except RuntimeError:  # a user without a home
+        return _PACKAGE / "__pycache__"
 
 
-_drop_old_caches()
+@contextmanager
+def _cached_apart() -> Iterator[None]:
+    """Let numba cache in our folder what is compiled here; a user's own kernels stay elsewhere."""
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = cache_folder()
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
 
 
 def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile a free function over arrays; it keeps its annotated type."""
-    return cast(Callable[_P, _R], numba.njit(nogil=True, cache=True)(function))
+    with _cached_apart():
+        return cast(Callable[_P, _R], numba.njit(nogil=True, cache=True)(function))
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -61,7 +66,8 @@ def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     A call that is not inlined counts references to every array it is given, each time.
     """
-    return cast(Callable[_P, _R], numba.njit(nogil=True, cache=True, inline="always")(function))
+    with _cached_apart():
+        return cast(Callable[_P, _R], numba.njit(nogil=True, cache=True, inline="always")(function))
 
 
 def is_compiled(function: Callable[..., object]) -> bool:

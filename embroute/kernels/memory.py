@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from embroute.kernels.array_types import U32, Bools
 from embroute.kernels.jit import inlined, kernel
 
 # An index below 2**32 that is known not to be negative. Every use of a signed one is compiled
@@ -26,7 +26,7 @@ _item_pointer: Untyped = cgutils.get_item_pointer
 
 
 @kernel
-def places(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+def nonzero(chosen: Bools) -> U32:
     """Where an array is true, without a branch: what nobody can guess costs more than a write."""
     out, count = np.empty(len(chosen) + 1, np.uint32), index(0)
     for i in range(len(chosen)):
@@ -69,3 +69,12 @@ def prefetch_row(records_NX: Untyped, row: int, columns: int) -> None:
     """Ask for the first columns of a row of floats, line by line."""
     for x in range(0, columns, 64 // records_NX.itemsize):
         prefetch(records_NX, (index(row), index(x)))
+
+
+@kernel
+def splitmix64(key: np.uint64) -> np.uint64:
+    """A 64-bit hash of a 64-bit number (the finaliser of splitmix64)."""
+    key += np.uint64(0x9E3779B97F4A7C15)
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return key ^ (key >> np.uint64(31))

@@ -1,7 +1,6 @@
-"""Rows of floats: gathering, scattering, and the optimizers that update them in place.
+"""Rows of floats: initial values, optimizers, pooling, merging.
 
-A record is a row's value (the first `width` columns) followed by its optimizer state.
-Axes: N rows of a store, X columns of a record, I rows named by an index.
+Hashes are added up, nothing else, so that every machine gets the same bits.
 """
 
 from __future__ import annotations
@@ -11,12 +10,32 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from embroute.kernels.array_types import F64, I32, I64
 from embroute.kernels.jit import inlined, kernel
-from embroute.kernels.memory import index, prefetch, prefetch_row
+from embroute.kernels.memory import index, prefetch, prefetch_row, splitmix64
+
+# The sum of four even draws from 0 to 2**16 - 1 is nearly normal.
+HASH_PIECES, BITS, MASK = 4, np.uint64(16), np.uint64(2**16 - 1)
+MEAN, DEVIATION = HASH_PIECES * (2**16 - 1) / 2, float(np.sqrt(HASH_PIECES * (2**32 - 1) / 12))
+
+
+@kernel
+def init_rows(seed: int, table_N: I64, id_N: I64, scale: float, out: F64) -> None:
+    """Fill `out` with rows, each entry of standard deviation `scale`."""
+    factor = scale / DEVIATION
+    for n in range(len(id_N)):
+        own = splitmix64(splitmix64(np.uint64(seed)) + np.uint64(table_N[n]))
+        own = splitmix64(own + np.uint64(id_N[n]))
+        for column in range(out.shape[1]):
+            bits, total = splitmix64(own + np.uint64(column)), np.uint64(0)
+            for _ in range(HASH_PIECES):
+                total += bits & MASK
+                bits >>= BITS
+            out[index(n), index(column)] = (np.float64(total) - MEAN) * factor
+
 
 Floats = npt.NDArray[np.float32 | np.float64]
-I64 = npt.NDArray[np.int64]
-Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Index = I32 | I64
 
 
 ROWS_AHEAD = 16  # rows between asking for one and using it: they lie all over memory
@@ -132,7 +151,7 @@ def adam(records_NX: Floats, index_I: Index, grad_IX: Floats, hyper: Hyper) -> N
 class Bags(NamedTuple):
     """Some fields' bags of every sample: look-ups of bag b are offsets_B[b] to offsets_B[b + 1]."""
 
-    touch_L: npt.NDArray[np.int32]  # look-ups as touches of an arena; -1 for padding
+    touch_L: I32  # look-ups as touches of an arena; -1 for padding
     offsets_B: I64  # sample-major, all fields of a sample side by side
     num_fields: int
     first: int  # the fields first to last
@@ -141,7 +160,7 @@ class Bags(NamedTuple):
 
 
 @inlined
-def _real(touch_L: npt.NDArray[np.int32], start: int, stop: int) -> int:
+def _real(touch_L: I32, start: int, stop: int) -> int:
     """Look-ups that are not padding."""
     count = 0
     for i in range(start, stop):
@@ -150,15 +169,13 @@ def _real(touch_L: npt.NDArray[np.int32], start: int, stop: int) -> int:
 
 
 @inlined
-def _touch_after(touch_L: npt.NDArray[np.int32], i: int) -> int:
+def _touch_after(touch_L: I32, i: int) -> int:
     """A touch that will be looked up soon."""
     return int(max(touch_L[index(min(i + ROWS_AHEAD, len(touch_L) - 1))], 0))
 
 
 @kernel
-def _pool_bag(
-    records_NX: Floats, slot_T: npt.NDArray[np.int32], touch_I: npt.NDArray[np.int32], out_X: Floats
-) -> None:
+def _pool_bag(records_NX: Floats, slot_T: I32, touch_I: I32, out_X: Floats) -> None:
     """Sum of the rows of one bag, in the order of its look-ups."""
     out_X[:] = 0
     for touch in touch_I:
@@ -178,7 +195,7 @@ def _bag(bags: Bags, b: int) -> int:
 
 
 @kernel
-def pool(records_NX: Floats, slot_T: npt.NDArray[np.int32], bags: Bags, out_BX: Floats) -> None:
+def pool(records_NX: Floats, slot_T: I32, bags: Bags, out_BX: Floats) -> None:
     """Sum, or mean, of the rows of each bag; nothing but padding gives zeros.
 
     Rows are read where they lie: side by side first would be one more pass over them.
@@ -211,7 +228,7 @@ def _add(goal_TX: Floats, t: int, grad_BX: Floats, b: int, share: float) -> None
 
 
 @kernel
-def spread(grad_BX: Floats, bags: Bags, grad_TX: Floats) -> None:
+def spread_gradients(grad_BX: Floats, bags: Bags, grad_TX: Floats) -> None:
     """Add the gradient of each bag to the rows it was made of: what `pool` is to values."""
     touch_L, offsets_B, columns = bags.touch_L, bags.offsets_B, grad_BX.shape[1]
     for b in range(len(grad_BX)):
@@ -229,7 +246,7 @@ def spread(grad_BX: Floats, bags: Bags, grad_TX: Floats) -> None:
 def merge(
     index_I: Index,
     block_IX: Floats,
-    place_N: npt.NDArray[np.int32],
+    place_N: I32,
     distinct_D: I64,
     sum_DX: Floats,
     count: int,

@@ -8,13 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from embroute.kernels.array_types import I32, I64
 from embroute.kernels.jit import inlined, kernel
 from embroute.kernels.memory import index
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
 
 class Lookups(NamedTuple):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from embroute.models.embeddings import FieldEmbeddings
-from embroute.models.layers import EqualVectors, last_width, mlp
+from embroute.models.layers import EqualVectors, FieldEmbeddings, last_width, mlp
 from embroute.models.samples import Samples
 
 

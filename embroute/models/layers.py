@@ -1,4 +1,4 @@
-"""Layers that several models share."""
+"""Layers of the built-in models: embedding tables by field, MLPs, projections."""
 
 from __future__ import annotations
 
@@ -7,8 +7,71 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from embroute.models.embeddings import FieldEmbeddings
+from embroute.data.schema import Schema
 from embroute.models.samples import Samples
+
+MODES = ("sum", "mean")
+
+
+class FieldEmbeddings(nn.Module):
+    """One `nn.EmbeddingBag` a table; fields may share a table. Rows are zero until filled.
+
+    `widths` are per table, `field_widths` per field. On the device "meta" tables take no memory.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        widths: Sequence[int],
+        mode: str = "sum",
+        device: str | torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        if len(widths) != len(schema.tables):
+            raise ValueError(f"{len(widths)} widths for {len(schema.tables)} tables")
+        self.schema, self.widths, self.mode = schema, tuple(widths), mode
+        self.field_widths = tuple(self.widths[field.table] for field in schema.fields)
+        # Given values draw nothing from torch's generator: layers built later are initialised
+        # alike whatever the tables' size and device.
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag.from_pretrained(
+                torch.zeros(table.num_rows, width, device=device),
+                freeze=False,
+                mode=mode,
+                include_last_offset=True,
+            )
+            for table, width in zip(schema.tables, self.widths, strict=True)
+        )
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The tables' values."""
+        return [table.get_parameter("weight") for table in self.tables]
+
+    def forward(self, samples: Samples) -> list[Tensor]:
+        """Pooled rows of each field, (N, width of its table); zeros where a bag is empty."""
+        fields = zip(self.schema.fields, bags_by_field(samples), strict=True)
+        return [self.tables[field.table](ids, offsets) for field, (ids, offsets) in fields]
+
+    def stacked(self, samples: Samples) -> Tensor:
+        """Pooled rows of all fields, (N, F, width); the widths must be equal."""
+        return torch.stack(self(samples), 1)
+
+
+def bags_by_field(samples: Samples) -> list[tuple[Tensor, Tensor]]:
+    """For each field its ids without padding, and where each sample's begin, and their end."""
+    real = samples.ids >= 0
+    num_before = torch.cat([real.new_zeros(1, dtype=torch.int64), real.cumsum(0)])
+    lengths = num_before[samples.offsets].diff()
+    bag = torch.repeat_interleave(lengths)
+    order = torch.argsort(bag % samples.num_fields, stable=True)
+    lengths_FN = lengths.view(len(samples), samples.num_fields).T
+    ids = torch.split(samples.ids[real][order], lengths_FN.sum(1).tolist())
+    ends_FN = lengths_FN.cumsum(1)
+    offsets = torch.cat([ends_FN.new_zeros(samples.num_fields, 1), ends_FN], 1)
+    return list(zip(ids, offsets, strict=True))
 
 
 def mlp(inputs: int, hidden: Sequence[int]) -> nn.Sequential:

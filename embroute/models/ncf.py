@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from embroute.data.schema import Schema
-from embroute.models.embeddings import FieldEmbeddings
-from embroute.models.layers import last_width, mlp, projections
+from embroute.models.layers import FieldEmbeddings, last_width, mlp, projections
 from embroute.models.samples import Samples
 
 

@@ -1,4 +1,4 @@
-"""Wide & Deep: a weight for every id beside an MLP."""
+"""Wide & Deep, and the variant that HET trains."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from embroute.models.embeddings import FieldEmbeddings
-from embroute.models.layers import last_width, mlp
+from embroute.models.layers import FieldEmbeddings, last_width, mlp
 from embroute.models.samples import Samples
 
 
@@ -33,3 +32,26 @@ class WideDeep(nn.Module):
         vectors = [record[:, :-1] for record in records]
         deep: Tensor = self.last(self.deep(torch.cat([*vectors, samples.dense], 1)))
         return wide + deep.squeeze(1)
+
+
+class WideDeepHet(nn.Module):
+    """The Wide & Deep of HET (Miao et al., VLDB 2022).
+
+    The MLP reads the dense columns; the last layer reads its output and the embeddings. Without
+    dense columns only the last layer remains.
+    """
+
+    def __init__(self, embeddings: FieldEmbeddings, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        num_dense = len(embeddings.schema.dense)
+        used = tuple(hidden) if num_dense else ()
+        # As published, the MLP's last layer is linear.
+        self.deep = mlp(num_dense, used)[:-1]
+        self.last = nn.Linear(sum(embeddings.field_widths) + last_width(num_dense, used), 1)
+
+    def forward(self, samples: Samples) -> Tensor:
+        """Logits (N,)."""
+        inputs = [*self.embeddings(samples), self.deep(samples.dense)]
+        logit: Tensor = self.last(torch.cat(inputs, 1))
+        return logit.squeeze(1)

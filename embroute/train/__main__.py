@@ -8,9 +8,9 @@ import signal
 def _start() -> None:
     # Until there is something to say, Ctrl-C ends a rank without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from embroute.train.program import main  # slow to import
+    from embroute.train.program import rank_main
 
-    main()
+    rank_main()
 
 
 if __name__ == "__main__":

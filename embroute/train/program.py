@@ -13,20 +13,19 @@ from pathlib import Path
 
 import click
 
-from embroute.runtime.connect import connect
-from embroute.runtime.ending import BAD_INPUT, TRY_AGAIN, code_of, end
-from embroute.runtime.exchange import LostPeerError
-from embroute.runtime.inbox import COORDINATOR
-from embroute.runtime.job_store import FOLDER, attempt, new_run_id
-from embroute.runtime.locks import FolderLock
-from embroute.runtime.seat import Seat
-from embroute.train.rank import train_rank, write_record
+from embroute.checkpoint.locks import FolderLock
+from embroute.launch.exit import BAD_INPUT, TRY_AGAIN, exit_code_of, exit_with_reason
+from embroute.launch.rank import COORDINATOR, RankContext
+from embroute.launch.rendezvous import connect
+from embroute.train.loop import train_rank, write_record
 from embroute.train.run_file import read_run_file
+from embroute.transport.interface import LostPeerError
+from embroute.transport.job_store import FOLDER, attempt, new_run_id
 
 AGAIN_S = 1.0  # a launcher passes a terminal's Ctrl-C on, so that ranks see it twice at once
 
 
-class Heed:
+class SignalHandler:
     """Signals: the coordinator ends the run for everyone, after a checkpoint.
 
     The others wait for it. Ctrl-C does the same; once more, or before the run has begun, it ends
@@ -52,7 +51,7 @@ class Heed:
         self.stop.set()
 
 
-def _locked(folder: Path, seat: Seat) -> AbstractContextManager[object]:
+def _locked(folder: Path, seat: RankContext) -> AbstractContextManager[object]:
     """The run's folder for this run alone; our own launcher has it already."""
     if FOLDER in os.environ or seat.name != COORDINATOR:
         return nullcontext()
@@ -62,9 +61,9 @@ def _locked(folder: Path, seat: Seat) -> AbstractContextManager[object]:
 @click.command()
 @click.argument("run_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--node-name", "node", default="", help="This machine in the run file [its host].")
-def main(run_file: Path, node: str) -> None:
+def rank_main(run_file: Path, node: str) -> None:
     """Take part in the run that a file describes; started by torchrun or embroute train."""
-    name, heed = "a rank", Heed()
+    name, heed = "a rank", SignalHandler()
     try:
         run = read_run_file(run_file)
         if attempt():
@@ -76,12 +75,12 @@ def main(run_file: Path, node: str) -> None:
             ready = train_rank(run, seat, folder, heed.begin())
             write_record(folder, name, ready)
     except ValueError as error:
-        end(name, str(error), BAD_INPUT)
+        exit_with_reason(name, str(error), BAD_INPUT)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        end(name, f"{where}{error.strerror or error}", code_of(error))
+        exit_with_reason(name, f"{where}{error.strerror or error}", exit_code_of(error))
     except LostPeerError as error:
-        end(name, str(error), TRY_AGAIN)
+        exit_with_reason(name, str(error), TRY_AGAIN)
     except Exception:
         traceback.print_exc()
-        end(name, "ended by an error of its own, above", 70)
+        exit_with_reason(name, "ended by an error of its own, above", 70)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from embroute.cluster import Cluster, load_yaml, open_cluster
-from embroute.config import (
+from embroute.config.cluster import Cluster
+from embroute.config.cluster_file import load_yaml, open_cluster
+from embroute.config.spec import (
     LARGEST_WIDTH,
     LIMITS,
     parse_int,
@@ -19,13 +20,13 @@ from embroute.config import (
     parse_size,
     shown,
 )
-from embroute.cost import OPTIMIZERS
+from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.open import DataOptions, option_name
-from embroute.models.catalog import MODELS
-from embroute.policy.catalog import DEFAULT_POLICY
-from embroute.policy.plans import check_hosts
-from embroute.runtime.job import supposed, trainable
-from embroute.runtime.layout import Layout, on_one_node
+from embroute.launch.rank import RankTopology, on_one_node
+from embroute.models.registry import MODELS
+from embroute.nn.job import assumed_cluster, trainable_policy
+from embroute.planner.plan_stream import check_hosts
+from embroute.policies.catalog import DEFAULT_POLICY
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"  # in the folder of a run
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
@@ -93,7 +94,7 @@ class RunFile:
         _widths("--hidden", self.hidden, self.hidden.split(",") if self.hidden else [])
         _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
         parse_size("--cache", self.cache)
-        check_hosts(trainable(self.policy), self.cluster())
+        check_hosts(trainable_policy(self.policy), self.cluster())
         workers = self.cluster().num_workers
         shares = self.shares()
         if shares and (len(shares) != workers or not sum(shares)):
@@ -101,7 +102,7 @@ class RunFile:
                 f"--quotas needs {workers} shares, one a worker and not all 0, got {self.quotas!r}"
             )
 
-    def layout(self) -> Layout:
+    def layout(self) -> RankTopology:
         """Who sits where; without `nodes` everyone on one machine."""
         if not self.nodes:
             return on_one_node(self.workers, self.shards)
@@ -110,14 +111,14 @@ class RunFile:
             if not isinstance(ranks, list):
                 raise ValueError(f"nodes: {node}: expected a list of ranks, got {shown(ranks)}")
             found[str(node)] = [str(rank) for rank in ranks]
-        return Layout(found)
+        return RankTopology(found)
 
     def cluster(self) -> Cluster:
         """What the policy knows of the network."""
         layout = self.layout()
         if not self.network:
-            policy, homes = trainable(self.policy), layout.num_homes
-            return supposed(policy, layout.num_workers, layout.num_shards, homes)
+            policy, homes = trainable_policy(self.policy), layout.num_homes
+            return assumed_cluster(policy, layout.num_workers, layout.num_shards, homes)
         cluster = open_cluster(self.network)
         if (cluster.num_workers, cluster.num_shards) != (layout.num_workers, layout.num_shards):
             raise ValueError(

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embroute.runtime.checkpoint_files import MANIFEST
-from embroute.runtime.manifest import sealed
-from embroute.runtime.tensor_header import LENGTH_BYTES, _sealed, digest
+from embroute.checkpoint.folders import MANIFEST
+from embroute.checkpoint.manifest import sealed
+from embroute.checkpoint.tensor_header import LENGTH_BYTES, _sealed, checksum
 
 Harm = Callable[[Path], object]
 Fields = dict[str, Any]
@@ -134,7 +134,7 @@ def _listed(path: Path, head: bytes, fields: Fields) -> None:
     """Let a manifest know a file as it is."""
     for entry in fields["files"]:
         if entry[0] == path.name:
-            entry[1:] = [path.stat().st_size, digest(head)]
+            entry[1:] = [path.stat().st_size, checksum(head)]
 
 
 def retell(kind: str, name: str, text: str | None) -> Harm:

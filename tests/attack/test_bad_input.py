@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from embroute.cli import main
-from embroute.cluster import read_cluster
-from embroute.config import LARGEST_MESSAGE, LARGEST_SEED, parse_int
+from embroute.cli.main import main
+from embroute.config.cluster_file import read_cluster
+from embroute.config.spec import LARGEST_MESSAGE, LARGEST_SEED, parse_int
 from embroute.data.open import DataOptions, open_source
-from embroute.policy.catalog import make_policy
+from embroute.policies.catalog import make_policy
 from embroute.train.run_file import RunFile, read_run_file
 from tests.test_readers_errors import table_file
 
@@ -224,7 +224,7 @@ FILES = [
     (b'y,a,x\n1,u"w\rz,2\n', "line 2: a carriage return within '1,u\"w\\rz,2'"),
     (b"y,a,a\n1,u,2\n", "the header names column 'a' twice"),
     (b"y,b,x\n" + b"1,2,3\n", "--categorical: "),
-    (gzip.compress(ROWS.encode())[:20], "the gzip file is truncated"),
+    (gzip.compress(ROWS.encode(), mtime=0)[:20], "the gzip file is truncated"),
 ]
 
 

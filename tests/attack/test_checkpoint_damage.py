@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from embroute.cli import main
-from embroute.runtime import tensor_header
-from embroute.runtime.checkpoint_files import MANIFEST
-from embroute.runtime.local import run_local
-from embroute.runtime.manifest import read_manifest
-from embroute.runtime.tensor_files import TensorFile
-from embroute.train import rank
+from embroute.checkpoint import tensor_header
+from embroute.checkpoint.folders import MANIFEST
+from embroute.checkpoint.manifest import read_manifest
+from embroute.checkpoint.tensor_file import TensorFile
+from embroute.cli.main import main
+from embroute.launch.in_process import run_in_process
+from embroute.train import loop
 from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
 from tests.attack.damage import (
     DAMAGES,
@@ -50,7 +50,7 @@ SEEN_BY_ALL = [name for name, damage in DAMAGES.items() if not damage.unseen]
 
 
 def train(run: RunFile, folder: Path) -> None:
-    run_local(2, 2, lambda seat: rank.train_rank(run, seat, folder, threading.Event()))
+    run_in_process(2, 2, lambda seat: loop.train_rank(run, seat, folder, threading.Event()))
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two checkpoints, whose files have many blocks."""
     folder: Path = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_header, "BLOCK_BYTES", 512)
+        patch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 512)
         train(RUN, folder)
     RUN.write(folder / RUN_FILE)
     return folder
@@ -89,7 +89,7 @@ def resume(folder: Path, run: RunFile) -> Callable[[Patch], int]:
     """A run that goes on; `embroute.train.program` turns a ValueError into a line and code 2."""
 
     def call(patch: Patch) -> int:
-        patch.setattr(rank, "watch_of", lambda *_: None)  # a run that fails leaves its file open
+        patch.setattr(loop, "monitor_of", lambda *_: None)  # a run that fails leaves its file open
         try:
             train(replace(run, steps=21, resume=True), folder)
         except ValueError as error:

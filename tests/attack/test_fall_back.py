@@ -11,13 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from embroute.commands.checkpoint import export_tables
-from embroute.runtime import tensor_header
-from embroute.runtime.checkpoint_files import MANIFEST, candidates, latest, saved, set_aside
-from embroute.runtime.local import run_local
-from embroute.runtime.manifest import read_manifest, verify
-from embroute.runtime.settings import Settings
-from embroute.runtime.tensor_files import Array, TensorFile, as_tensor, write_tensors
+from embroute.checkpoint import tensor_header
+from embroute.checkpoint.folders import (
+    MANIFEST,
+    candidates,
+    latest_checkpoint,
+    saved_checkpoints,
+    set_aside,
+)
+from embroute.checkpoint.manifest import read_manifest, verify
+from embroute.checkpoint.tensor_file import TensorFile, as_tensor, write_tensors
+from embroute.cli.checkpoint import export_tables
+from embroute.kernels.array_types import Array
+from embroute.launch.in_process import run_in_process
+from embroute.nn.settings import Settings
 from tests.attack.damage import file, flip, put
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
 
@@ -32,7 +39,7 @@ def saving(folder: Path, policy: str = "esd(1)") -> Settings:
 
 
 def run(settings: Settings, stream: Sequence[Batch]) -> dict[str, Result]:
-    return run_local(2, 2, lambda seat: train(seat, stream, "adagrad", settings))
+    return run_in_process(2, 2, lambda seat: train(seat, stream, "adagrad", settings))
 
 
 def goes_on(folder: Path) -> Settings:
@@ -46,7 +53,7 @@ def goes_on(folder: Path) -> Settings:
 def folder(tmp_path: Path) -> Path:
     """Checkpoints of the steps 10 and 20."""
     run(saving(tmp_path), batches(2, STEPS))
-    assert [path.name for path in saved(tmp_path)] == ["step-00000010", "step-00000020"]
+    assert [path.name for path in saved_checkpoints(tmp_path)] == ["step-00000010", "step-00000020"]
     return tmp_path
 
 
@@ -68,7 +75,7 @@ def test_a_damaged_checkpoint_is_passed_over(name: str, folder: Path, capsys: Ca
         "step-00000020.damaged",
         "step-00000030",
     ]
-    for path in saved(folder):
+    for path in saved_checkpoints(folder):
         verify(path, read_manifest(path).files)
 
 
@@ -89,7 +96,7 @@ def test_a_damaged_checkpoint_ends_a_run_that_may_not_fall_back(folder: Path) ->
     settings["fall_back"] = False
     with pytest.raises(ValueError, match="move step-00000020 away to go on from step-00000010"):
         run(settings, batches(2, STEPS))
-    assert len(saved(folder)) == 2
+    assert len(saved_checkpoints(folder)) == 2
 
 
 def test_a_run_without_a_whole_checkpoint_does_not_start_anew(folder: Path) -> None:
@@ -99,14 +106,14 @@ def test_a_run_without_a_whole_checkpoint_does_not_start_anew(folder: Path) -> N
     with pytest.raises(ValueError, match=named) as error:
         run(goes_on(folder), batches(2, STEPS))
     assert "\n" not in str(error.value)
-    assert len(saved(folder)) == 2
+    assert len(saved_checkpoints(folder)) == 2
 
 
 def test_a_checkpoint_of_another_version_is_not_passed_over(folder: Path) -> None:
     put(version=3)(folder / "step-00000020")
     with pytest.raises(ValueError, match="has version 3, this program reads 2"):
         run(goes_on(folder), batches(2, STEPS))
-    assert len(saved(folder)) == 2
+    assert len(saved_checkpoints(folder)) == 2
 
 
 def test_a_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
@@ -129,7 +136,7 @@ def test_equal_runs_save_equal_bytes(policy: str, tmp_path: Path) -> None:
         torch.manual_seed(5)
         np.full(1 << 22, 0xAB, np.uint8)  # memory that is not all zeros
         run(saving(tmp_path / name, policy), batches(2, STEPS))
-        path = latest(tmp_path / name)
+        path = latest_checkpoint(tmp_path / name)
         assert path is not None
         paths.append(path)
         told.append(json.loads((path / MANIFEST).read_text()))
@@ -166,7 +173,7 @@ def test_an_exported_file_is_checked_when_it_is_read(folder: Path, capsys: Captu
 def test_plain_safetensors_reads_our_files_and_we_read_its(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 64)
     path, plain = tmp_path / "ours.safetensors", tmp_path / "plain.safetensors"
     arrays: dict[str, Array] = {"é": np.arange(70, dtype=np.float32).reshape(7, 10)}
     arrays["none"] = np.zeros((0, 3), np.int8)
@@ -186,7 +193,7 @@ def test_plain_safetensors_reads_our_files_and_we_read_its(
 def test_a_block_is_read_once_by_those_who_read_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_header, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 100)
     array, counted = np.arange(300, dtype=np.int64).reshape(100, 3), list[int]()
     write_tensors(tmp_path / "x", [as_tensor("x", array)], {})
     tensors, read_block = TensorFile(tmp_path / "x"), TensorFile._read_block

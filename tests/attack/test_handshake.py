@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from embroute.runtime import job_store, links
-from embroute.runtime.exchange import LostPeerError
-from embroute.runtime.handshake import (
+from embroute.transport import bootstrap, job_store
+from embroute.transport.bootstrap import Listener, dial
+from embroute.transport.handshake import (
     CLAIM_BYTES,
     HELLO_BYTES,
     MAGIC,
     NONCE_BYTES,
     REPLY_BYTES,
-    Caller,
+    CallerHandshake,
     HandshakeError,
-    Welcome,
+    ListenerHandshake,
 )
-from embroute.runtime.links import Listener, call
+from embroute.transport.interface import LostPeerError
 
 KEY = b"the secret of a job"
 WANTED = ("rows", "b")
@@ -40,10 +40,10 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["path", "network"])
 def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     if request.param == "network":
-        monkeypatch.setattr(links, "host_id", secrets.token_hex)
-        monkeypatch.setattr(links, "own_addresses", lambda: ["127.0.0.1"])
+        monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
+        monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
     else:
-        monkeypatch.setattr(links, "own_addresses", list)
+        monkeypatch.setattr(bootstrap, "local_addresses", list)
     opened = Listener(STORE, "a")
     yield opened
     opened.close()
@@ -65,7 +65,7 @@ def visit() -> socket.socket:
 
 
 def hello(kind: str = "rows", name: str = "b") -> bytes:
-    return Caller(KEY, "unknown", kind, name).hello
+    return CallerHandshake(KEY, "unknown", kind, name).hello
 
 
 def replay(sock: socket.socket) -> None:
@@ -82,7 +82,7 @@ def reflect(sock: socket.socket) -> None:
 
 
 def wrong_secret(sock: socket.socket) -> None:
-    caller = Caller(b"another secret, also long", "unknown", *WANTED)
+    caller = CallerHandshake(b"another secret, also long", "unknown", *WANTED)
     sock.sendall(caller.hello)
     sock.recv(REPLY_BYTES, socket.MSG_WAITALL)
     sock.sendall(secrets.token_bytes(32))
@@ -114,7 +114,7 @@ def meet(listener: Listener, seconds: float = 20) -> float:
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         accepted = pool.submit(listener.accept, [WANTED], time.monotonic() + seconds)
-        called = pool.submit(call, STORE, "a", ["rows"], "b", seconds)
+        called = pool.submit(dial, STORE, "a", ["rows"], "b", seconds)
         sockets = [*accepted.result(seconds + 5).values(), *called.result(seconds + 5).values()]
     took = time.monotonic() - began
     left, right = sockets
@@ -157,7 +157,7 @@ def test_forty_silent_connections_do_not_keep_the_peer_out(listener: Listener) -
 def test_more_connections_than_there_is_room_for(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "VISITORS", 8)
+    monkeypatch.setattr(bootstrap, "VISITORS", 8)
     silent = [visit() for _ in range(100)]
     assert meet(listener) < 3
     for sock in silent:
@@ -168,22 +168,22 @@ def test_a_caller_that_is_not_expected_is_refused(listener: Listener) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(listener.accept, [WANTED], time.monotonic() + 1)
         with pytest.raises(LostPeerError, match="lost a: cannot connect"):
-            call(STORE, "a", ["plans"], "z", 5)
+            dial(STORE, "a", ["plans"], "z", 5)
         with pytest.raises(LostPeerError, match="lost b: it did not connect for rows"):
             waiting.result(5)
 
 
 def test_a_listener_without_the_secret_is_not_believed() -> None:
     """A stranger who redirects the peers to itself learns no secret, and gets no rows."""
-    caller = Caller(KEY, "a-1", *WANTED)
-    other = Welcome(b"some other secret", "a-1")
+    caller = CallerHandshake(KEY, "a-1", *WANTED)
+    other = ListenerHandshake(b"some other secret", "a-1")
     with pytest.raises(HandshakeError, match="does not know the job's secret"):
         caller.answer(other.receive(caller.hello))
 
 
 def test_a_proof_is_good_for_one_listener_and_one_connection() -> None:
-    caller = Caller(KEY, "a-1", *WANTED)
-    first, again = Welcome(KEY, "a-1"), Welcome(KEY, "a-1")
+    caller = CallerHandshake(KEY, "a-1", *WANTED)
+    first, again = ListenerHandshake(KEY, "a-1"), ListenerHandshake(KEY, "a-1")
     proof = caller.answer(first.receive(caller.hello))
     first.receive(proof)
     assert first.claim == WANTED
@@ -191,12 +191,12 @@ def test_a_proof_is_good_for_one_listener_and_one_connection() -> None:
     with pytest.raises(HandshakeError):
         again.receive(proof)
     with pytest.raises(HandshakeError):
-        caller.answer(Welcome(KEY, "a-2").receive(caller.hello))
+        caller.answer(ListenerHandshake(KEY, "a-2").receive(caller.hello))
 
 
 def test_unauthenticated_bytes_are_few_at_any_moment() -> None:
     assert HELLO_BYTES + REPLY_BYTES < 300
-    welcome = Welcome(KEY, "a")
+    welcome = ListenerHandshake(KEY, "a")
     greeting = hello()
     for at in range(len(greeting)):
         assert 0 < welcome.wanted <= HELLO_BYTES - at
@@ -207,7 +207,7 @@ def test_what_others_wrote_into_the_store_is_no_address() -> None:
     for text in ("", "one", "a b c d|e", "a b c 127.0.0.1|99|9", "\x00", "ä ö ü ß"):
         STORE.set("listens/a", text)
         with pytest.raises(LostPeerError, match="lost a"):
-            call(STORE, "a", ["rows"], "b", 1)
+            dial(STORE, "a", ["rows"], "b", 1)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from embroute.config import csv_cell
-from embroute.report import Summary, read_summary, runs_table
-from embroute.views.history import Evaluation, History, Report, read_history
-from embroute.views.page import Page, Sheet, render
-from embroute.views.runs import runs_page
+from embroute.config.spec import csv_cell
+from embroute.report.page import Page, Sheet, render
+from embroute.report.run_folder import Evaluation, MetricsLine, RunHistory, read_history
+from embroute.report.run_summary import Summary, read_summary, runs_table
+from embroute.report.runs_page import runs_page
 from tests.pages import block, compared
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -77,12 +77,12 @@ def test_a_comparison_escapes_files_columns_hosts_and_policies(
     assert_harmless(page)
 
 
-def history(name: str) -> History:
+def history(name: str) -> RunHistory:
     """A run of one report and one evaluation, with markup for a policy and a rank."""
     summary = Summary(EVIL, 8, 256, 256.0, 0.7, {"auc": 0.5, "log_loss": 0.7}, 100, 200, {})
-    report = Report(8, 1.0, 0.7, 256.0, 0.5, [1.0, 2.0], 100, 200)
+    report = MetricsLine(8, 1.0, 0.7, 256.0, 0.5, [1.0, 2.0], 100, 200)
     evaluation = Evaluation(8, 1.0, 100, 0.7, 0.5)
-    return History(name, summary, [report], [evaluation], {EVIL: {"compute": 1.0}}, {})
+    return RunHistory(name, summary, [report], [evaluation], {EVIL: {"compute": 1.0}}, {})
 
 
 def test_a_report_of_runs_escapes_folders_and_policies(tmp_path: Path) -> None:

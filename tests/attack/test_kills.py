@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from embroute.runtime.checkpoint_files import latest, step_of
-from embroute.runtime.seat import names
+from embroute.checkpoint.folders import latest_checkpoint, step_of
+from embroute.launch.rank import rank_names
 from tests.processes import finish, pid_of
 from tests.test_failures import EVERY, STEPS, assert_same, start
 
@@ -39,7 +39,7 @@ class Job:
     @property
     def newest(self) -> int:
         """Step of the newest checkpoint."""
-        path = latest(self.folder / "checkpoints")
+        path = latest_checkpoint(self.folder / "checkpoints")
         return 0 if path is None else step_of(path) or 0
 
     @property
@@ -121,7 +121,7 @@ def test_twelve_kills_of_ranks_at_every_moment_change_no_bit(policy: str, tmp_pa
     code, output = finish(whole.run)
     assert code == 0, output
     job, chance = Job(tmp_path / "cut", policy), random.Random(policy)
-    ranks = names(2, 1)
+    ranks = rank_names(2, 1)
     moments = [in_a_step, in_a_step, *MOMENTS, *MOMENTS, at_the_end, at_the_end]
     for number, moment in enumerate(moments):
         moment(job, ranks[(number + POLICIES.index(policy)) % len(ranks)], chance)
@@ -142,10 +142,10 @@ def test_a_killed_launcher_leaves_no_rank_and_no_folder_behind(
 ) -> None:
     run = start(tmp_path, steps=100_000)
     limit = time.monotonic() + LIMIT_S
-    while latest(tmp_path / "checkpoints") is None:
+    while latest_checkpoint(tmp_path / "checkpoints") is None:
         assert time.monotonic() < limit
         time.sleep(0.05)
-    ranks = [pid_of(run, name) for name in names(2, 1)]
+    ranks = [pid_of(run, name) for name in rank_names(2, 1)]
     run.kill()
     run.communicate()
     while any(_runs(pid) for pid in ranks):
@@ -164,7 +164,7 @@ def _runs(pid: int) -> bool:
 
 
 def _next_step(folder: Path) -> int:
-    path = latest(folder / "checkpoints")
+    path = latest_checkpoint(folder / "checkpoints")
     assert path is not None
     return (step_of(path) or 0) + 1
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from embroute.runtime import locks
-from embroute.runtime.locks import LOCK, FolderLock
+from embroute.checkpoint import locks
+from embroute.checkpoint.locks import LOCK_FILE, FolderLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from embroute.runtime.locks import FolderLock
+from embroute.checkpoint.locks import FolderLock
 with FolderLock("--out", Path(sys.argv[1]), "first"):
     print("held", flush=True)
     time.sleep(60)
@@ -49,7 +49,7 @@ def test_the_lock_of_a_killed_job_is_taken_over_at_once(tmp_path: Path) -> None:
     with FolderLock("--out", tmp_path, "second") as lock:
         assert time.monotonic() - began < 1
         lock.check()
-    assert not (tmp_path / LOCK).exists()
+    assert not (tmp_path / LOCK_FILE).exists()
 
 
 def elsewhere(path: Path, beat: int) -> None:
@@ -65,7 +65,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lease_of_another_machine_is_kept_while_it_beats(tmp_path: Path, quick: None) -> None:
-    path, stop = tmp_path / LOCK, threading.Event()
+    path, stop = tmp_path / LOCK_FILE, threading.Event()
     elsewhere(path, 0)
 
     def beat() -> None:
@@ -85,30 +85,30 @@ def test_a_lease_of_another_machine_is_kept_while_it_beats(tmp_path: Path, quick
 
 
 def test_a_lease_that_stands_still_is_taken_over(tmp_path: Path, quick: None) -> None:
-    elsewhere(tmp_path / LOCK, 7)
+    elsewhere(tmp_path / LOCK_FILE, 7)
     with FolderLock("--out", tmp_path, "second") as lock:
         lock.check()
-        assert json.loads((tmp_path / LOCK).read_text())["run_id"] == "second"
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["run_id"] == "second"
 
 
 def test_a_job_that_lost_its_folder_does_not_write_to_it(tmp_path: Path, quick: None) -> None:
     with FolderLock("--out", tmp_path, "first") as lock:
-        elsewhere(tmp_path / LOCK, 0)
+        elsewhere(tmp_path / LOCK_FILE, 0)
         time.sleep(0.3)
         with pytest.raises(ValueError, match=r"run far-run .* holds this folder now"):
             lock.check()
-    assert json.loads((tmp_path / LOCK).read_text())["run_id"] == "far-run"
+    assert json.loads((tmp_path / LOCK_FILE).read_text())["run_id"] == "far-run"
 
 
 def test_a_holder_beats(tmp_path: Path, quick: None) -> None:
     with FolderLock("--out", tmp_path, "first"):
         time.sleep(0.5)
-        assert json.loads((tmp_path / LOCK).read_text())["beat"] >= 2
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["beat"] >= 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1}', "\x00" * 600])
 def test_a_damaged_lock_is_nobodys(text: str, tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text(text)
+    (tmp_path / LOCK_FILE).write_text(text)
     with FolderLock("--out", tmp_path, "second"):
         pass
 
@@ -119,14 +119,14 @@ def test_without_locks_of_the_kernel_a_living_process_counts(
     def refuse(*_: object) -> None:
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr("embroute.runtime.locks.fcntl.flock", refuse)
+    monkeypatch.setattr("embroute.checkpoint.locks.fcntl.flock", refuse)
     first = FolderLock("--out", tmp_path, "first")
     with first:
         with pytest.raises(ValueError, match="run first"):
             FolderLock("--out", tmp_path, "second").__enter__()
-        record = json.loads((tmp_path / LOCK).read_text())
+        record = json.loads((tmp_path / LOCK_FILE).read_text())
         record["pid"] = 2**22 + 1  # no such process
-        (tmp_path / LOCK).write_text(json.dumps(record))
+        (tmp_path / LOCK_FILE).write_text(json.dumps(record))
         with FolderLock("--out", tmp_path, "second"):
             pass
-    assert os.listdir(tmp_path) in ([], [LOCK])
+    assert os.listdir(tmp_path) in ([], [LOCK_FILE])

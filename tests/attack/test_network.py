@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from embroute.runtime.checkpoint_files import latest
+from embroute.checkpoint.folders import latest_checkpoint
 from tests.attack.sockets import Place, listening
 from tests.attack.test_handshake import GARBAGE
 from tests.processes import TORCHRUN, begin, finish, pid_of
@@ -134,5 +134,5 @@ def test_a_second_job_in_the_same_folder_is_refused_and_names_the_first(tmp_path
     first.send_signal(signal.SIGTERM)
     code, output = finish(first, 60)
     assert code == 143, output
-    assert latest(tmp_path / "checkpoints") is not None
+    assert latest_checkpoint(tmp_path / "checkpoints") is not None
     assert not list(tmp_path.rglob("*.lock"))

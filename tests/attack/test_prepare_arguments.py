@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from embroute.cluster import Cluster, uniform
-from embroute.config import LARGEST_SEED
-from embroute.runtime.local import run_local
-from embroute.runtime.prepare import prepare
-from embroute.runtime.prepared import Prepared
-from embroute.runtime.seat import Seat
-from embroute.runtime.settings import check_settings
+from embroute.config.cluster import Cluster, uniform_cluster
+from embroute.config.spec import LARGEST_SEED
+from embroute.launch.in_process import run_in_process
+from embroute.launch.rank import RankContext
+from embroute.nn.prepare import prepare
+from embroute.nn.prepared import Prepared
+from embroute.nn.settings import check_settings
 from tests.user_models import STREAM, Batch, Model, adagrad, lookups, train
 
 HUGE, NAN, INF = 2**80, math.nan, math.inf
@@ -36,14 +36,14 @@ def job(
     """A job of two workers in this process; an error of any rank ends all of them."""
     given = {"policy": "esd(1)", "cache": 1.0, "min_rows": 100, "lookups": lookups} | settings
 
-    def main(seat: Seat) -> None:
+    def main(seat: RankContext) -> None:
         own = model()
         used = optimizer(own)
         ready = prepare(own, used, loader, seat, **given)  # type: ignore[arg-type]
         train(own, used, ready.loader, ready.backward, [])
         at_end(ready)
 
-    run_local(2, 1, main)
+    run_in_process(2, 1, main)
 
 
 SETTINGS: list[tuple[str, object, str]] = [
@@ -119,7 +119,7 @@ def test_a_setting_is_refused_at_the_door(name: str, value: object, message: str
 
 def test_every_setting_is_checked() -> None:
     """A value that suits no setting: whoever adds one gives it a check."""
-    from embroute.runtime.settings import Settings
+    from embroute.nn.settings import Settings
 
     for name in Settings.__annotations__:
         with pytest.raises(ValueError, match=f"{name}="):
@@ -132,7 +132,7 @@ def test_numbers_of_numpy_and_a_device_are_taken() -> None:
 
 
 JOBS: list[tuple[dict[str, Any], str]] = [
-    ({"network": uniform(3, 1)}, "network= has 3 workers and 1 shards, the job 2 and 1"),
+    ({"network": uniform_cluster(3, 1)}, "network= has 3 workers and 1 shards, the job 2 and 1"),
     ({"network": Cluster((), (), ())}, "network= has 0 workers and 0 shards, the job 2 and 1"),
     ({"network": "edge-3"}, "network= has 3 workers"),
     ({"quotas": (1, 2, 3)}, "--quotas needs 2 numbers of at least 0, got (1, 2, 3)"),

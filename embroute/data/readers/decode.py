@@ -13,14 +13,11 @@ import numpy.typing as npt
 import polars as pl
 
 from embroute.data.batch import Batch, one_hot
-from embroute.data.readers import layout as rules
-from embroute.data.readers.faults import Rows, Sieve, sieve
+from embroute.data.readers import columns as rules
+from embroute.data.readers.bad_rows import ParsedRows, Sieve, sieve
+from embroute.data.readers.columns import ColumnSpec
 from embroute.data.readers.keys import keys_of
-from embroute.data.readers.layout import Layout
-
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
+from embroute.kernels.array_types import F32, F64, I64
 
 _TEXT = pl.all().cast(pl.String).fill_null("")  # columns as text, missing values empty
 
@@ -42,7 +39,9 @@ class Keyed:
         return Keyed(self.batch.slice(start, stop), self.time[start:stop])
 
 
-def decode(rows: Rows, layout: Layout, skip_bad_rows: bool, counts: Counter[str]) -> Keyed:
+def decode(
+    rows: ParsedRows, layout: ColumnSpec, skip_bad_rows: bool, counts: Counter[str]
+) -> Keyed:
     """Read every column in use; a bad row is an error, or counted and left out."""
     checked = sieve(rows)
     label = _label(rows.frame, layout, checked)
@@ -54,7 +53,7 @@ def decode(rows: Rows, layout: Layout, skip_bad_rows: bool, counts: Counter[str]
     return keyed if checked.good.all() else keyed.take(np.flatnonzero(checked.good))
 
 
-def _label(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
+def _label(frame: pl.DataFrame, layout: ColumnSpec, checked: Sieve) -> F32:
     if layout.label is None:
         return np.zeros(0, np.float32)
     label = layout.read_label(frame[layout.label])
@@ -62,7 +61,7 @@ def _label(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
     return label.numbers.astype(np.float32)
 
 
-def _dense(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
+def _dense(frame: pl.DataFrame, layout: ColumnSpec, checked: Sieve) -> F32:
     """Dense columns, 0 where a value is missing."""
     if not layout.dense:
         return np.zeros((len(checked.good), 0), np.float32)
@@ -80,7 +79,7 @@ def _dense(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F32:
     return layout.scale(dense).astype(np.float32, order="C")
 
 
-def _time(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F64:
+def _time(frame: pl.DataFrame, layout: ColumnSpec, checked: Sieve) -> F64:
     if layout.time is None:
         return np.zeros(0)
     time = rules.times(frame[layout.time])
@@ -88,7 +87,7 @@ def _time(frame: pl.DataFrame, layout: Layout, checked: Sieve) -> F64:
     return time.numbers
 
 
-def _fields(rows: Rows, layout: Layout, checked: Sieve, values: tuple[F32, F32]) -> Batch:
+def _fields(rows: ParsedRows, layout: ColumnSpec, checked: Sieve, values: tuple[F32, F32]) -> Batch:
     """The batch of all fields; `values` are the dense columns and the labels."""
     words = rows.frame.select(name for name in layout.categorical if name not in rows.keys)
     for name, rule in layout.derived.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from embroute.data.readers import avazu, criteo, movielens
-from embroute.data.readers.faults import shown
+from embroute.data.readers import formats
+from embroute.data.readers.bad_rows import quoted
 from embroute.data.readers.files import is_parquet, open_bytes
 from embroute.data.readers.records import check_line
 
@@ -15,7 +15,7 @@ _SEPARATORS = (",", "\t", ";", "|")
 
 
 @dataclass(frozen=True)
-class Look:
+class FileHead:
     """What a first look at a file shows."""
 
     path: Path
@@ -33,36 +33,36 @@ class Look:
         return [word.strip(' "') for word in self.first_line.split(self.separator)]
 
 
-def look_at(path: Path) -> Look:
+def read_head(path: Path) -> FileHead:
     """Read the first line of a file."""
     if is_parquet(path):
-        return Look(path, "", True)
+        return FileHead(path, "", True)
     with open_bytes(path) as stream:
         text = stream.read(2**16)
     line = text.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
     if not text.strip():
         raise ValueError(f"{path}: the file is empty")
     check_line(path, line)
-    return Look(path, line.decode(errors="replace").rstrip("\r"), False)
+    return FileHead(path, line.decode(errors="replace").rstrip("\r"), False)
 
 
-def detect(look: Look) -> str | None:
+def detect(look: FileHead) -> str | None:
     """The format of a file that is not to be read as a table, None where it looks like none."""
-    if look.first_line.count("\t") == len(criteo.CRITEO_COLUMNS) - 1:
+    if look.first_line.count("\t") == len(formats.CRITEO_COLUMNS) - 1:
         return "criteo"
-    if set(avazu.AVAZU_CATEGORICAL) <= set(look.words):
+    if set(formats.AVAZU_CATEGORICAL) <= set(look.words):
         return "avazu"
-    if look.words == list(movielens.MOVIELENS_HEADER) or look.first_line.count("::") == 3:
+    if look.words == list(formats.MOVIELENS_HEADER) or look.first_line.count("::") == 3:
         return "movielens"
     return None
 
 
-def unknown_format(look: Look) -> ValueError:
+def unknown_format(look: FileHead) -> ValueError:
     """The error for a file whose format was not recognised."""
     if look.parquet:
         seen = "is parquet"
     else:
-        seen = f"begins with {shown(look.first_line)}"
+        seen = f"begins with {quoted(look.first_line)}"
     return ValueError(
         f"{look.path} {seen}, which is neither Criteo (40 columns by tabs), Avazu nor MovieLens; "
         "give --categorical COLUMNS (or `all`), and --label, --dense, --bag, --time where they "

@@ -11,14 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from embroute.kernels.array_types import I32, I64, U8
 from embroute.kernels.jit import kernel
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 
 NO_KEY = 0  # the key of a value that touches no row; no text has it
 _FIRST_SLOTS = 1024
@@ -27,7 +23,7 @@ _NEWLINE, _RETURN = 10, 13
 
 
 @kernel
-def mixed(key: np.uint64) -> np.int64:
+def murmur_finalizer(key: np.uint64) -> np.int64:
     """MurmurHash3's finalizer; NO_KEY is kept for values that touch no row."""
     key = (key ^ (key >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     key = (key ^ (key >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -44,7 +40,7 @@ def hash_texts(data: U8, lengths: I64, out: I64) -> None:
         for i in range(position, position + lengths[text]):
             key = (key ^ np.uint64(data[i])) * _FNV_PRIME
         position += lengths[text]
-        out[text] = mixed(key)
+        out[text] = murmur_finalizer(key)
 
 
 @kernel
@@ -60,7 +56,9 @@ def hash_cells(data: U8, separator: int, field_of_column: I64, padding: bool, ke
         if byte in (separator, _NEWLINE):
             end = i - 1 if byte == _NEWLINE and i > start and data[i - 1] == _RETURN else i
             if field >= 0:
-                keys_SF[sample, field] = NO_KEY if padding and start == end else mixed(key)
+                keys_SF[sample, field] = (
+                    NO_KEY if padding and start == end else murmur_finalizer(key)
+                )
             sample, column = (sample + 1, 0) if byte == _NEWLINE else (sample, column + 1)
             field = field_of_column[column]
             start, key = i + 1, _FNV_BASIS

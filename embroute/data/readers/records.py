@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from embroute.data.readers.faults import BadRows, shown
+from embroute.data.readers.bad_rows import BadRows, quoted
 from embroute.data.readers.files import ByteStream
+from embroute.kernels.array_types import I64, U8
 from embroute.kernels.jit import kernel
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-
-BLOCK_BYTES = 2**23
+READ_BLOCK_BYTES = 2**23
 MAX_RECORD_BYTES = 2**20  # a longer record is taken for a quotation mark that is never closed
 
 # A record: where it starts and ends, its line, its columns, and how its quotation marks stand.
@@ -49,7 +46,7 @@ class Syntax:
 
 
 @dataclass(frozen=True)
-class Block:
+class RecordBlock:
     """Whole records: their text and line numbers, and the bad ones that were left out."""
 
     data: bytes
@@ -125,9 +122,9 @@ def read_header(stream: ByteStream, separator: str) -> tuple[list[str], bytes]:
         decoded = line.decode().rstrip("\r")
         names = next(csv.reader([decoded], delimiter=separator, strict=True))
     except UnicodeDecodeError:
-        raise ValueError(f"{stream.path}, line 1: {shown(line)} is not UTF-8 text") from None
+        raise ValueError(f"{stream.path}, line 1: {quoted(line)} is not UTF-8 text") from None
     except csv.Error as error:
-        raise ValueError(f"{stream.path}, line 1: {shown(decoded)}: {error}") from None
+        raise ValueError(f"{stream.path}, line 1: {quoted(decoded)}: {error}") from None
     return [name.strip() for name in names], rest
 
 
@@ -135,16 +132,16 @@ def check_line(path: Path, line: bytes) -> None:
     """Refuse a first line that shows a text whose lines or characters are of another kind."""
     if b"\r" in line.rstrip(b"\r"):
         raise ValueError(
-            f"{path}, line 1: a carriage return within {shown(line.decode(errors='replace'))}; "
+            f"{path}, line 1: a carriage return within {quoted(line.decode(errors='replace'))}; "
             f"lines must end in LF or CR LF (of an old Mac file: tr '\\r' '\\n')"
         )
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line:
-        raise ValueError(f"{path}, line 1: {shown(line)} is not UTF-8 text (UTF-16, perhaps)")
+        raise ValueError(f"{path}, line 1: {quoted(line)} is not UTF-8 text (UTF-16, perhaps)")
 
 
 def blocks(
     stream: ByteStream, syntax: Syntax, columns: int, start: tuple[bytes, int], block_bytes: int
-) -> Iterator[Block]:
+) -> Iterator[RecordBlock]:
     """The records of a file; `start` is text already read and the line it begins with."""
     pending, line = start
     ended = False
@@ -181,30 +178,30 @@ def _scan(text: bytes, syntax: Syntax, columns: int, line: int) -> I64:
     return records[:num]
 
 
-def _unclosed(stream: ByteStream, pending: bytes, line: int) -> Block:
+def _unclosed(stream: ByteStream, pending: bytes, line: int) -> RecordBlock:
     """The bad record at which no end of a record is in sight."""
     if b"\n" not in pending:
         raise ValueError(f"{stream.path}, line {line} is longer than {MAX_RECORD_BYTES} bytes")
     bad = BadRows()
     bad.add(line, "quotation marks that do not match", ": a quotation mark is not closed")
-    return Block(b"", np.zeros(0, np.int64), bad)
+    return RecordBlock(b"", np.zeros(0, np.int64), bad)
 
 
-def _block(text: bytes, records: I64, syntax: Syntax, columns: int) -> Block:
+def _block(text: bytes, records: I64, syntax: Syntax, columns: int) -> RecordBlock:
     """The good records of a text; only an unusual one makes the text be put together anew."""
     bad = BadRows()
     clean = (records[:, _COLUMNS] == columns) & (records[:, _QUOTES] == _CLEAN)
     if columns == 1:
         clean &= records[:, _END] - records[:, _START] > 1
     if clean.all() and _is_utf8(text):
-        return Block(text[: int(records[-1, _END]) + 1], records[:, _LINE], bad)
+        return RecordBlock(text[: int(records[-1, _END]) + 1], records[:, _LINE], bad)
     parts, lines = [], []
     for index in range(len(records)):
         record = _mended(text, records[index], syntax, columns, bad)
         if record is not None:
             parts.append(record)
             lines.append(int(records[index, _LINE]))
-    return Block(b"".join(parts), np.array(lines, np.int64), bad)
+    return RecordBlock(b"".join(parts), np.array(lines, np.int64), bad)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -225,16 +222,16 @@ def _mended(text: bytes, record: I64, syntax: Syntax, columns: int, bad: BadRows
         return None
     if found != columns:
         message = (
-            f": {found} columns instead of {columns} in {shown(data.decode(errors='replace'))}"
+            f": {found} columns instead of {columns} in {quoted(data.decode(errors='replace'))}"
         )
         bad.add(line, "wrong number of columns", message)
     elif not _is_utf8(data):
-        bad.add(line, "not UTF-8 text", f": {shown(data)} is not UTF-8 text")
+        bad.add(line, "not UTF-8 text", f": {quoted(data)} is not UTF-8 text")
     elif record[_QUOTES] == _BROKEN:
-        message = f": the quotation marks do not match in {shown(data.decode())}"
+        message = f": the quotation marks do not match in {quoted(data.decode())}"
         bad.add(line, "quotation marks that do not match", message)
     elif record[_QUOTES] == _LOOSE and b"\r" in data:
-        message = f": a carriage return within {shown(data.decode())}"
+        message = f": a carriage return within {quoted(data.decode())}"
         bad.add(line, "a carriage return within a line", message)
     elif record[_QUOTES] == _LOOSE:
         return _quoted(data.decode(), syntax.separator)

@@ -1,0 +1,1 @@
+"""Checkpoints: folders, verified tensor files, saving a running job, resuming it."""

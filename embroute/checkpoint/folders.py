@@ -1,0 +1,176 @@
+"""Folders of checkpoints, which are there whole or not at all.
+
+All ranks write their files into DIR/step-00001200.RUN.partial, where RUN names the job from its
+start to its end. When every file is on the disk, the coordinator adds manifest.json and renames the
+folder to DIR/step-00001200. A damaged one that was passed over is DIR/step-00001200.damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+_NAME = re.compile(r"step-(\d{8,})(\.replaced)?")
+_LEFTOVER = re.compile(r"step-\d{8,}\.(\w+\.partial|replaced|removed)")
+
+
+class DamagedError(ValueError):
+    """A checkpoint, or a file of one, that is not as it was written."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.reason = f"{path} is damaged: {reason}"
+        super().__init__(f"{self.reason}; {_way_out(path)}")
+
+
+def step_name(step: int) -> str:
+    """Name of a step's folder."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Step of a checkpoint's folder; None if the name is no such folder's."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def candidates(folder: Path) -> list[Path]:
+    """All that may be checkpoints, newest first; what was being replaced follows its successor."""
+    steps = [(step_of(path), path) for path in folder.glob("step-*") if path.is_dir()]
+    found = [(-step, path.name, path) for step, path in steps if step is not None]
+    return [path for *_, path in sorted(found)]
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
+    newest = dict[int | None, Path]()
+    for path in candidates(folder):
+        # One that was being replaced counts only if its successor never came.
+        newest.setdefault(step_of(path), path)
+    return list(reversed(newest.values()))
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a folder."""
+    return next(reversed(saved_checkpoints(folder)), None)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that a user means by a step's folder, or by a folder of several."""
+    if not path.is_dir():
+        raise ValueError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}")
+    if _LEFTOVER.fullmatch(path.name) and step_of(path) is None:
+        raise ValueError(f"{path}: this checkpoint was never finished")
+    if (path / MANIFEST).exists() or step_of(path) is not None:
+        return path
+    newest = latest_checkpoint(path)
+    if newest is None:
+        inside = next(
+            (f" (but in {each})" for each in path.iterdir() if latest_checkpoint(each)), ""
+        )
+        raise ValueError(f"{path}: there is no checkpoint in this folder{inside}")
+    return newest
+
+
+def claim_folder(folder: Path, step: int) -> None:
+    """Make a folder ready for the checkpoints of a run that starts at `step`.
+
+    Leftovers of a crash are removed. Later checkpoints would be taken for this run's newest.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    check_start(folder, step)
+    remove_leftovers(folder)
+
+
+def check_start(folder: Path, step: int) -> None:
+    """Refuse to start at a step where a folder holds later checkpoints."""
+    newest = latest_checkpoint(folder)
+    if newest is not None and (step_of(newest) or 0) > step:
+        raise ValueError(
+            f"{folder} holds {newest.name}, later than step {step} where this run starts: resume "
+            f"from it, remove it, or save into another folder"
+        )
+
+
+def partial_folder(folder: Path, step: int, run_id: str) -> Path:
+    """Where the ranks of a job write a checkpoint."""
+    path = folder / f"{step_name(step)}.{run_id}.partial"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def put_in_place(part: Path, step: int, keep: int) -> Path:
+    """Give a checkpoint that is whole its name; then remove all but the newest `keep`."""
+    folder, path = part.parent, part.with_name(step_name(step))
+    if path.exists():
+        _move(path, ".replaced")
+    part.rename(path)
+    sync_folder(folder)
+    remove_leftovers(folder)
+    earlier = saved_checkpoints(folder)
+    earlier = earlier[: earlier.index(path)]
+    for old in earlier[: max(0, len(earlier) - keep + 1)]:
+        _move(old, ".removed")  # first out of sight, so that no half of it is ever seen
+    remove_leftovers(folder)
+    return path
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that it is kept and taken for none; the new path."""
+    stem, number = path.name.partition(".")[0], 1
+    target = path.with_name(f"{stem}.damaged")
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{stem}.damaged-{number}")
+    path.rename(target)
+    sync_folder(path.parent)
+    return target
+
+
+def _way_out(path: Path) -> str:
+    """What to do about a damaged checkpoint, or a damaged file."""
+    folder = path if step_of(path) is not None else path.parent
+    step = step_of(folder)
+    if step is not None:
+        earlier = [
+            other for other in saved_checkpoints(folder.parent) if (step_of(other) or 0) < step
+        ]
+        if earlier:
+            return f"move {folder.name} away to go on from {earlier[-1].name}"
+    return "put a whole copy in its place"
+
+
+def lost_checkpoint(folder: Path) -> str:
+    """What a failure to write in a folder leaves whole, as the end of an error message."""
+    if folder.suffix != ".partial":
+        return ""
+    before, lost = latest_checkpoint(folder.parent), folder.name.partition(".")[0]
+    kept = "there is no earlier one" if before is None else f"{before.name} before it is intact"
+    return f"; {lost} was not saved, {kept}"
+
+
+def _move(path: Path, suffix: str) -> None:
+    target = path.with_name(path.name.partition(".")[0] + suffix)
+    shutil.rmtree(target, ignore_errors=True)
+    path.rename(target)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what crashes left behind, and what was removed or replaced."""
+    kept = set(saved_checkpoints(folder))
+    for path in folder.glob("step-*"):
+        if _LEFTOVER.fullmatch(path.name) and path not in kept:
+            # A rank of a crashed run may still write there; then it is removed another time.
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

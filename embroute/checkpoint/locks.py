@@ -1,0 +1,160 @@
+"""One job a folder: an exclusive lock that names its holder and survives no crash.
+
+The kernel ends a lock with its process, also on most network file systems. Where a file system
+keeps such locks to one machine, a lease does the same: the holder writes a new beat every few
+seconds, and a lock from another machine is taken over only if its beat stands still.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+LOCK_FILE = "embroute.lock"
+RECORD_BYTES = 512  # always as many, so that readers find a whole one
+BEAT_S = 2.0
+LEASE_S = 10.0  # without a beat, after which a holder on another machine counts as dead
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The job that holds a folder."""
+
+    host: str
+    machine: str  # one boot of one machine, and one set of process numbers in it
+    pid: int
+    run_id: str
+    beat: int = 0
+
+    def __str__(self) -> str:
+        return f"run {self.run_id} (process {self.pid} on {self.host})"
+
+
+def _machine() -> str:
+    """Where a process number means the same process."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    return socket.gethostname()
+
+
+class FolderLock:
+    """Holds a folder for one job while the context is open; refused if another job has it."""
+
+    def __init__(self, option: str, folder: Path, run_id: str) -> None:
+        self._option, self.folder, self._path = option, folder, folder / LOCK_FILE
+        self.holder = Holder(socket.gethostname(), _machine(), os.getpid(), run_id)
+        self._kernel_locks = True  # whether the file system has them
+        self._written = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._file = self._open()
+        try:
+            self._wait_out_lease()
+            self._write(self.holder)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._read() == self.holder:
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+    def check(self) -> None:
+        """Refuse to go on if another job has taken the folder over."""
+        with self._written:
+            other = self._read()
+        if other is None or other.run_id != self.holder.run_id:
+            raise ValueError(
+                f"{self.folder}: {other or 'nobody'} holds this folder now; this job stood still "
+                f"for more than {LEASE_S:.0f} s and must not write to it any more"
+            )
+
+    def _open(self) -> int:
+        """The lock's file, locked. Its name may have gone to another file meanwhile."""
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                raise self._refusal(self._read()) from None
+            except OSError:
+                self._kernel_locks = False
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), os.stat(self._path)):
+                    return file
+            os.close(file)
+
+    def _refusal(self, other: Holder | None) -> ValueError:
+        return ValueError(
+            f"{self._option} {self.folder}: {other or 'another job'} uses this folder; wait for "
+            f"its end, or choose another folder"
+        )
+
+    def _wait_out_lease(self) -> None:
+        """Refuse a lock whose holder still beats; one of a dead process is taken over at once."""
+        other = self._read()
+        if other is None:
+            return
+        if other.machine == self.holder.machine:
+            if not self._kernel_locks and _alive(other.pid):
+                raise self._refusal(other)
+            return
+        deadline = time.monotonic() + LEASE_S
+        while time.monotonic() < deadline:
+            time.sleep(BEAT_S / 4)
+            now = self._read()
+            if now is not None and now != other:
+                raise self._refusal(now)
+
+    def _read(self) -> Holder | None:
+        try:
+            return Holder(**json.loads(self._path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _write(self, holder: Holder) -> None:
+        text = json.dumps(asdict(holder)).ljust(RECORD_BYTES).encode()
+        with self._written:
+            os.pwrite(self._file, text, 0)
+            self.holder = holder
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            current = self._read()
+            if current is not None and current.run_id != self.holder.run_id:
+                return  # taken over: `check` says so
+            with suppress(OSError):
+                self._write(replace(self.holder, beat=self.holder.beat + 1))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

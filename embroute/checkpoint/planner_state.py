@@ -1,0 +1,110 @@
+"""The coordinator's file of a checkpoint: the brain's state, and where in the data the job is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from embroute.checkpoint.manifest import PLANNER_FILE
+from embroute.checkpoint.strict_json import Json, flag, list_of, object_of, whole_number
+from embroute.checkpoint.tensor_file import FileInfo, TensorFile, as_tensor, write_tensors
+from embroute.kernels.array_types import Array
+from embroute.models.initial_rows import initial_rows
+from embroute.planner.state import State
+
+Position = Mapping[str, Json]
+
+
+def _arrays(state: State) -> dict[str, Array]:
+    """Every array of the coordinator's state."""
+    caches = state.caches
+    arrays = caches._asdict() | caches.cells._asdict() | caches.eviction._asdict()
+    del arrays["cells"], arrays["eviction"]
+    arrays |= state.memory._asdict()
+    return arrays | {"hot_R": state.hot_R, "access_R": state.access_R, "ranking": state.ranking}
+
+
+def save_planner(path: Path, state: State, position: Position) -> FileInfo:
+    """Write the coordinator's state, and where in the data the job is."""
+    scalars = {"step": state.step, "was_hot": state.was_hot, "filled": state.filled}
+    setup = state.setup
+    about = {
+        "state": json.dumps(scalars),
+        "position": json.dumps(dict(position)),
+        "origin": json.dumps(_origin(setup.seed) if setup.seeded else None),
+    }
+    tensors = [as_tensor(name, array) for name, array in _arrays(state).items()]
+    return write_tensors(path / PLANNER_FILE, tensors, about)
+
+
+def load_planner(path: Path, state: State) -> dict[str, Json]:
+    """Read the state into one that `start` made for the same policy and setup; the position."""
+    file, arrays = TensorFile(path / PLANNER_FILE), _arrays(state)
+    for name, array in arrays.items():
+        file.expect(name, array.shape, array.dtype.name)
+    for name in ("first_WA", "capacity_WA"):  # the setup's, not the state's
+        fixed = arrays.pop(name)
+        if not np.array_equal(file.rows(name), fixed):
+            raise ValueError(f"{path.name}: the caches have other capacities in the checkpoint")
+    for name, array in arrays.items():
+        file.read(name, array)
+    scalars = file.told_json("state")
+    with file.parsing("state"):
+        named = object_of(scalars, "it", ("step", "was_hot", "filled"))
+        state.step = whole_number(named["step"], "step")
+        state.was_hot = flag(named["was_hot"], "was_hot")
+        state.filled = flag(named["filled"], "filled")
+    return read_position(path)
+
+
+def load_trained(path: Path, state: State) -> None:
+    """Read which rows were ever trained: it does not depend on who was there to train them."""
+    file, cells = TensorFile(path / PLANNER_FILE), state.caches.cells
+    for name in ("number_R", "numbered"):
+        array = getattr(cells, name)
+        file.expect(name, array.shape, array.dtype.name)
+        file.read(name, array)
+
+
+def _origin(seed: int) -> list[float]:
+    """A seed and what is drawn from it: programs that draw otherwise make other rows."""
+    nought = np.zeros(1, np.int64)
+    return [seed, *initial_rows(seed, nought, nought, 2)[0].tolist()]
+
+
+def from_seed(path: Path, seed: int) -> bool:
+    """Whether rows that nobody had trained at a checkpoint are those of a seed."""
+    return bool(TensorFile(path / PLANNER_FILE).told_json("origin") == _origin(seed))
+
+
+def read_position(path: Path) -> dict[str, Json]:
+    """Where in the data a checkpoint was made; any job may go on from there."""
+    file = TensorFile(path / PLANNER_FILE)
+    position = file.told_json("position")
+    with file.parsing("position"):
+        return object_of(position, "it")
+
+
+def samples_before(path: Path) -> int:
+    """Samples that were trained before a checkpoint."""
+    position = read_position(path)
+    with TensorFile(path / PLANNER_FILE).parsing("position"):
+        return whole_number(position["samples"], "samples")
+
+
+def first_random_state(path: Path) -> torch.Tensor:
+    """The random state with which the loader of a checkpoint's run began."""
+    position, length = read_position(path), len(torch.get_rng_state())
+    with TensorFile(path / PLANNER_FILE).parsing("position"):
+        numbers = list_of(position["random"], "random", length)
+        return torch.frombuffer(bytearray(_byte(number) for number in numbers), dtype=torch.uint8)
+
+
+def _byte(value: Json) -> int:
+    if whole_number(value, "random") > 255:
+        raise ValueError(f"random must be bytes, got {value}")
+    return int(str(value))

@@ -1,0 +1,320 @@
+"""Tensor files: written in blocks that are summed as they go by, and read with every block checked.
+
+They are in the safetensors format, with checksums in the header (`tensor_header.py`). The header
+comes first and holds the sums of bytes that come later: it is written twice, with the same length.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import xxhash
+
+from embroute.checkpoint.folders import DamagedError, lost_checkpoint
+from embroute.checkpoint.strict_json import Json, parse_json
+from embroute.checkpoint.tensor_header import (
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    SUM_DIGITS,
+    TENSOR_DTYPES,
+    TensorEntry,
+    block_size,
+    checksum,
+    header_bytes,
+    parse_header,
+    tensor_bytes,
+)
+from embroute.kernels.array_types import U8, Array
+
+PIECE_BYTES = 1 << 24  # of a tensor, read or written at a time
+
+
+class FileInfo(NamedTuple):
+    """A tensor file as its writer knew it; the header holds the sums of the rest."""
+
+    name: str
+    num_bytes: int
+    header_sum: str
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file that is on the disk in the end; if that fails, the error says what is intact."""
+    try:
+        with path.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        lost = lost_checkpoint(path.parent)
+        raise OSError(error.errno, f"{error.strerror}{lost}", str(path)) from error
+    except Exception:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor to be written; its bytes come in pieces."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Iterable[memoryview]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in TENSOR_DTYPES:
+            raise ValueError(f"{self.name} is {self.dtype}: use one of {', '.join(TENSOR_DTYPES)}")
+
+
+def as_tensor(name: str, array: Array) -> Tensor:
+    """An array to be written; it must not change meanwhile."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    pieces = (flat[at : at + PIECE_BYTES] for at in range(0, len(flat), PIECE_BYTES))
+    return Tensor(name, array.dtype.name, array.shape, pieces)
+
+
+def write_tensors(path: Path, tensors: Sequence[Tensor], about: Mapping[str, str]) -> FileInfo:
+    """Write a tensor file; `about` is text for its header."""
+    # The widest elements come first: each tensor then starts at a multiple of its element.
+    tensors = sorted(tensors, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype][1])
+    entries, at = dict[str, TensorEntry](), 0
+    for tensor in tensors:
+        last = at + tensor_bytes(tensor.dtype, tensor.shape)
+        entries[tensor.name] = TensorEntry(tensor.dtype, tensor.shape, at, last)
+        at = last
+    size = block_size(at)
+    header = header_bytes(entries, about, "0" * SUM_DIGITS * -(-at // size))
+    with new_file(path) as file:
+        file.write(header)
+        sums = "".join(_write_blocks(file, tensors, size))
+        header = header_bytes(entries, about, sums)
+        file.seek(0)
+        file.write(header)
+    return FileInfo(path.name, len(header) + at, checksum(header))
+
+
+def _write_blocks(file: BinaryIO, tensors: Iterable[Tensor], size: int) -> Iterator[str]:
+    """Write the tensors' bytes; the sum of each block, summed while it is in the processor."""
+    block, room = xxhash.xxh3_64(), size
+    for piece in (piece for tensor in tensors for piece in tensor.pieces):
+        at = 0
+        while at < len(piece):
+            part = piece[at : at + room]
+            block.update(part)
+            file.write(part)
+            at, room = at + len(part), room - len(part)
+            if not room:
+                yield block.hexdigest()
+                block, room = xxhash.xxh3_64(), size
+    if room < size:
+        yield block.hexdigest()
+
+
+def _open(path: Path) -> int:
+    """A plain file's handle. A pipe in its place does not block, and is refused."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise DamagedError(path, f"it cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise DamagedError(path, "it is no plain file")
+    return handle
+
+
+class TensorFile:
+    """A tensor file that is read in parts; every block that a part touches is checked.
+
+    A file of another program has no checksums; `needs_sums` says whether it is refused.
+    """
+
+    def __init__(self, path: Path, needs_sums: bool = True) -> None:
+        self.path, self._handle = path, _open(path)
+        weakref.finalize(self, os.close, self._handle)
+        raw = self._head()
+        self.header_sum, self._first = checksum(raw), len(raw)
+        self._data_bytes = os.fstat(self._handle).st_size - len(raw)
+        try:
+            self._header = parse_header(raw, self._data_bytes)
+        except ValueError as error:
+            raise DamagedError(path, str(error)) from None
+        if needs_sums and not self.has_sums:
+            raise DamagedError(path, "it has no checksums")
+        # The last block that was read in part: whoever reads on needs the rest of it.
+        self._kept, self._kept_block = bytearray(), -1
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors."""
+        return list(self._header.entries)
+
+    @property
+    def about(self) -> Mapping[str, str]:
+        """Texts of the header."""
+        return self._header.about
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether what is read is checked."""
+        return self._header.sums is not None
+
+    def told(self, name: str) -> str:
+        """A text of the header."""
+        if name not in self.about:
+            raise DamagedError(self.path, f"it does not say {name!r}, as a checkpoint's part does")
+        return self.about[name]
+
+    def told_json(self, name: str) -> Json:
+        """A text of the header that is JSON."""
+        with self.parsing(name):
+            return parse_json(self.told(name))
+
+    @contextmanager
+    def parsing(self, name: str) -> Iterator[None]:
+        """Whatever a malformed text of the header leads to is damage of this file."""
+        try:
+            yield
+        except DamagedError:
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            what = str(error) if type(error) is ValueError else repr(error)
+            raise DamagedError(self.path, f"{name!r} in its header is malformed: {what}") from None
+
+    def entry(self, name: str) -> TensorEntry:
+        """Type, shape and place of a tensor."""
+        if name not in self._header.entries:
+            raise DamagedError(self.path, f"there is no tensor {name!r} in it")
+        return self._header.entries[name]
+
+    def expect(self, name: str, shape: Sequence[int], *dtypes: str) -> None:
+        """Refuse a tensor that is missing, or of another shape or type."""
+        if name not in self._header.entries:
+            raise ValueError(f"{self.path}: there is no tensor {name!r}")
+        dtype, own_shape, *_ = self.entry(name)
+        if own_shape != tuple(shape):
+            raise ValueError(
+                f"{self.path}: {name!r} has the shape {list(own_shape)}, expected {list(shape)}"
+            )
+        if dtype not in dtypes:
+            raise ValueError(f"{self.path}: {name!r} is {dtype}, expected {' or '.join(dtypes)}")
+
+    def data(self, name: str) -> U8:
+        """The bytes of a whole tensor."""
+        entry = self.entry(name)
+        out = np.empty(entry.last - entry.first, np.uint8)
+        self._fill(entry.first, out.data)
+        return out
+
+    def rows(self, name: str, first: int = 0, last: int | None = None) -> Array:
+        """Some rows of a tensor that has rows."""
+        dtype, shape, at, _ = self.entry(name)
+        if not shape or dtype == "bfloat16":
+            raise ValueError(f"{self.path}: {name!r} is {dtype} {list(shape)}, no rows of numpy's")
+        row_bytes = tensor_bytes(dtype, shape[1:])
+        first, last, _ = slice(first, last).indices(shape[0])
+        count = max(0, last - first)
+        out = np.empty(count * row_bytes, np.uint8)
+        self._fill(at + first * row_bytes, out.data)
+        return out.view(dtype).reshape(count, *shape[1:])
+
+    def read(self, name: str, out: Array, first: int = 0) -> None:
+        """Read a tensor's rows, from `first` on, into an array of its type and width."""
+        entry = self.entry(name)
+        row_bytes = tensor_bytes(entry.dtype, entry.shape[1:])
+        if out.flags.c_contiguous:
+            target = out.reshape(-1).view(np.uint8)
+            self._fill(entry.first + first * row_bytes, target.data)
+            return
+        count = max(1, PIECE_BYTES // max(1, row_bytes))
+        for at in range(0, len(out) if out.size else 0, count):
+            last = min(at + count, len(out))
+            out[at:last] = self.rows(name, first + at, first + last)
+
+    def verify(self) -> None:
+        """Read all blocks and keep none."""
+        size = self._header.block_bytes
+        block = memoryview(bytearray(min(size, self._data_bytes)))
+        for at in range(0, self._data_bytes, size):
+            self._fill(at, block[: self._data_bytes - at])
+
+    def _fill(self, first: int, out: memoryview) -> None:
+        """The tensors' bytes from `first` on. A whole block is read to where it is wanted."""
+        size, at, end = self._header.block_bytes, first, first + len(out)
+        while at < end:
+            block = at // size
+            start, stop = block * size, min((block + 1) * size, self._data_bytes)
+            if at == start and stop <= end and block != self._kept_block:
+                self._read_block(block, out[at - first : stop - first])
+            else:
+                stop, part = min(stop, end), self._keep(block)
+                out[at - first : stop - first] = part[at - start : stop - start]
+            at = stop
+
+    def _keep(self, block: int) -> memoryview:
+        """A block of which a part is wanted."""
+        if block != self._kept_block:
+            size = self._header.block_bytes
+            self._kept_block = -1
+            self._kept = self._kept or bytearray(min(size, self._data_bytes))
+            part = memoryview(self._kept)[: self._data_bytes - block * size]
+            self._read_block(block, part)
+            self._kept_block = block
+        return memoryview(self._kept)
+
+    def _read_block(self, block: int, out: memoryview) -> None:
+        first = self._first + block * self._header.block_bytes
+        self._read(first, out)
+        self._check(block, out)
+
+    def _check(self, block: int, data: memoryview) -> None:
+        sums, at = self._header.sums, SUM_DIGITS * block
+        if sums is not None and checksum(data) != sums[at : at + SUM_DIGITS]:
+            first = self._first + block * self._header.block_bytes
+            where = f"bytes {first} to {first + len(data)}"
+            raise DamagedError(self.path, f"{where} do not have their checksum")
+
+    def _head(self) -> bytes:
+        """Length and header."""
+        size = os.fstat(self._handle).st_size
+        if size < LENGTH_BYTES:
+            raise DamagedError(self.path, f"{size} bytes are too few for a tensor file")
+        start = bytearray(LENGTH_BYTES)
+        self._read(0, memoryview(start))
+        length = int.from_bytes(start, "little")
+        if length > min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
+            raise DamagedError(self.path, f"a header of {length} bytes does not fit in {size}")
+        raw = bytearray(LENGTH_BYTES + length)
+        self._read(0, memoryview(raw))
+        return bytes(raw)
+
+    def _read(self, first: int, out: memoryview) -> None:
+        """Bytes of the file from `first` on."""
+        at = 0
+        while at < len(out):
+            try:
+                count = os.preadv(self._handle, [out[at:]], first + at)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise OSError(error.errno, error.strerror, str(self.path)) from None
+                count = 0
+            if not count:
+                where = f"bytes {first + at} to {first + len(out)}"
+                raise DamagedError(self.path, f"{where} cannot be read")
+            at += count

@@ -1,0 +1,337 @@
+"""`embroute advise`: which policy, batch, cache and workers to use, before a machine is rented."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from embroute.cli.data import reading_progress
+from embroute.cli.options import data_options, limited, output_file, tell_compiling
+from embroute.cli.outputs import scaled
+from embroute.config.cluster import CLUSTER_PRESETS, Cluster
+from embroute.config.cluster_file import open_cluster, write_cluster
+from embroute.config.spec import LIMITS, one_line, parse_int, parse_size, shown
+from embroute.cost.step_time import OPTIMIZERS, allreduce_share_W
+from embroute.data.batch import Source
+from embroute.data.open import DataOptions, naming, open_source
+from embroute.kernels.codes import VALUE_STATE
+from embroute.planner.setup import Setup, dims
+from embroute.policies.catalog import DEFAULT_POLICY
+from embroute.simulate.advisor import (
+    EQUAL,
+    EXACT,
+    FULL_SPAN,
+    REORDERED,
+    STALE_POLICIES,
+    TOGETHER,
+    Configuration,
+    Constraints,
+    Recommendation,
+    Tick,
+    advise,
+    cluster_with,
+    first_samples,
+    fixed_bytes,
+    hot_rows,
+    only_fast,
+    stages,
+)
+from embroute.simulate.simulation import Outcome
+
+SHOWN = 6
+PACED = {"embroute": DEFAULT_POLICY}  # as in training by default
+
+
+def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
+    """Numbers of workers to try, most first: `4`, `2,4,8` or `2..8`."""
+    if text is None:
+        return tuple(dict.fromkeys((most, *(n for n in range(most - 1, 0, -1) if most % n == 0))))
+    span = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", text)
+    parts = span.groups() if span else text.split(",")
+    try:
+        counts = [parse_int("--workers", part, 1, most) for part in parts]
+    except ValueError:
+        fault = f"between 1 and {most}, the workers of --network"
+        raise ValueError(f"--workers {one_line(text)}: {fault}") from None
+    if span:
+        counts = list(range(counts[0], counts[1] + 1))
+    if not counts:
+        raise ValueError(f"--workers {one_line(text)}: the second number must not be smaller")
+    return tuple(sorted(set(counts), reverse=True))
+
+
+def dense_bytes(model: str, source: Source, dim: str) -> float:
+    """Bytes of the model's gradients outside of its tables."""
+    from embroute.models.registry import ModelOptions, make_model
+
+    options = ModelOptions(table_device="meta")
+    made = make_model(model, source.schema, dims(dim, source.schema), options)
+    return float(sum(4 * p.numel() for p in made.parameters() if p.device.type != "meta"))
+
+
+@contextmanager
+def _ticking() -> Iterator[Callable[[Constraints], Tick]]:
+    """A bar of what is being tried, on a terminal; its length follows from the wish."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:40.40}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("reading", total=None)
+
+        def begin(wish: Constraints) -> Tick:
+            progress.update(task, total=stages(wish))
+            return lambda text: progress.update(task, description=text, advance=1)
+
+        yield begin
+
+
+def _table(advices: list[Recommendation], setup: Setup) -> Table:
+    """At most 80 columns."""
+    out = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        caption="n: workers; pred, sim: step predicted, simulated; MB of a step, of a worker",
+        caption_justify="left",
+    )
+    out.add_column("policy", no_wrap=True, min_width=8)
+    headings = ("n", "batch", "cache\nrows", "pred\nms", "sim\nms", "samples\n/s")
+    for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB", "decide\nms"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for advice in advices:
+        choice, found = advice.choice, advice.found
+        workers = len(choice.workers)
+        out.add_row(
+            choice.policy,
+            str(workers),
+            str(choice.batch // workers),
+            scaled(choice.cache_rows),
+            f"{1e3 * advice.predicted_s:.3g}",
+            f"{1e3 * found.step_time_s:.3g}" if found else "-",
+            scaled(advice.samples_s),
+            *([f"{size:.3g}" for size in _megabytes(found)] if found else ["-", "-"]),
+            scaled(worker_bytes(setup, choice) / 1e6),
+            scaled(found.decision_ms) if found else "-",
+        )
+    return out
+
+
+def _megabytes(found: Outcome) -> tuple[float, float]:
+    """Of a step: rows between workers and shards, and samples, plans and dense gradients."""
+    traffic, cluster = found.traffic, found.setup.cluster
+    shares = [allreduce_share_W(cluster, with_rows).sum() for with_rows in (True, False)]
+    rows = traffic.bytes_WKIP.sum() + shares[0] * traffic.hot_bytes
+    other = traffic.sample_bytes_W.sum() + traffic.plan_bytes_W.sum()
+    dense = shares[1] * cluster.dense_bytes
+    return float(rows / found.steps / 1e6), float((other / found.steps + dense) / 1e6)
+
+
+def worker_bytes(setup: Setup, choice: Configuration) -> float:
+    """Memory of a worker with this choice."""
+    cache = choice.cache_rows * float(setup.record_bytes_XA[VALUE_STATE].max())
+    return cache + fixed_bytes(setup, choice.batch // len(choice.workers))
+
+
+def against(first: Recommendation, rival: Recommendation) -> str:
+    """How the first one compares to the next: by speed, or where that is alike by deciding."""
+    more = first.samples_s / rival.samples_s - 1
+    whom = (
+        f"{rival.choice.policy} on {len(rival.choice.workers)} workers with a cache of "
+        f"{rival.choice.cache_rows:,} rows"
+    )
+    if more > EQUAL or not first.found or not rival.found:
+        return f"{first.choice.policy} trains {more:.0%} more samples/s than {whom}"
+    own, other = (one.decision_ms for one in (first.found, rival.found))
+    faster = f", and decides in {own:.2g} ms, not {other:.2g}" if own < 0.9 * other else ""
+    return f"{first.choice.policy} trains as many samples/s as {whom}{faster}"
+
+
+def _reasons(wish: Constraints, advices: list[Recommendation]) -> Iterator[str]:
+    """Why the first one wins, and what it leaves out."""
+    first, rest = advices[0], [one for one in advices[1:] if one.found]
+    if rest:
+        yield against(first, rest[0])
+    hot = hot_rows(wish, first.choice)
+    if hot:
+        yield f"the hot set, which {first.choice.policy} keeps on every worker, is {hot:,} rows"
+    deciding_s = first.found.decision_ms / 1e3 if first.found else 0.0
+    if deciding_s > first.step_s:
+        yield (
+            f"a decision of {first.choice.policy} took {1e3 * deciding_s:.3g} ms here, longer than "
+            "the step: on such a machine deciding sets the pace, unless a faster policy is chosen"
+            + (", such as embroute(effort=auto)" if first.choice.policy == "embroute" else "")
+        )
+    left_out = only_fast(wish, advices)
+    if left_out:
+        yield left_out
+    tables = wish.setup.rows_A @ wish.setup.record_bytes_XA[VALUE_STATE]
+    yield f"each shard holds {tables / wish.setup.cluster.num_shards / 1e6:,.0f} MB of tables"
+
+
+@dataclass(frozen=True)
+class AdviseArgs:
+    """The command line."""
+
+    data_options: DataOptions
+    data: str
+    network: str
+    memory_per_worker: str
+    dim: str
+    model: str
+    workers: str | None
+    batch: str
+    optimizer: str
+    compute_ms_per_sample: float
+    target_samples_per_s: float | None
+    allow_stale: bool
+    allow_reorder: bool
+    out: Path | None
+
+    def memory_bytes(self) -> float:
+        """Memory of a worker."""
+        memory = parse_size("--memory-per-worker", self.memory_per_worker)
+        if memory.unit != "bytes":
+            raise ValueError(
+                f"--memory-per-worker must look like 8GB, got {shown(self.memory_per_worker)}"
+            )
+        return memory.amount
+
+    def network_name(self) -> str:
+        """A preset with its number of workers, or a file."""
+        return f"{self.network}-8" if self.network in CLUSTER_PRESETS else self.network
+
+    def policies(self, cluster: Cluster) -> tuple[str, ...]:
+        """Those that may be used on the network, and can train with the optimizer."""
+        one_host = len(cluster.used_hosts) == 1
+        stale = self.allow_stale and self.optimizer != "adam"
+        allowed = (TOGETHER if one_host else ()) + EXACT + (STALE_POLICIES if stale else ())
+        return allowed + (REORDERED if self.allow_reorder else ())
+
+    def wish(self, source: Source) -> Constraints:
+        """What the adviser is given."""
+        cluster = cluster_with(
+            open_cluster(self.network_name()),
+            dense_bytes(self.model, source, self.dim),
+            self.compute_ms_per_sample / 1e3,
+        )
+        batches = tuple(
+            parse_int("--batch", part, 1, int(LIMITS["batch"].most))
+            for part in self.batch.split(",")
+        )
+        widths = widths_of(self.model, source, self.dim)
+        return Constraints(
+            Setup(source.schema, cluster, widths, optimizer=self.optimizer),
+            first_samples(source, sum(FULL_SPAN) * max(batches) * cluster.num_workers),
+            self.memory_bytes(),
+            batches,
+            worker_counts(self.workers, cluster.num_workers),
+            self.policies(cluster),
+        )
+
+
+def write_run(path: Path, choice: Configuration, asked: AdviseArgs) -> None:
+    """A run file for `embroute train`, and a cluster file if workers are left out."""
+    from embroute.train.run_file import RunFile
+
+    network, cluster = asked.network_name(), open_cluster(asked.network_name())
+    if len(choice.workers) < cluster.num_workers:
+        network = str(path.with_suffix(".network.yaml"))
+        write_cluster(cluster.only(choice.workers), Path(network))
+    run = RunFile(
+        data=asked.data,
+        compute_ms_per_sample=asked.compute_ms_per_sample,
+        data_options=asked.data_options.changed(),
+        model=asked.model,
+        dim=asked.dim,
+        policy=PACED.get(choice.policy, choice.policy),
+        cache=f"{choice.cache_rows}rows" if choice.cache_rows else RunFile.cache,
+        batch=choice.batch // len(choice.workers),
+        optimizer=asked.optimizer,
+        workers=len(choice.workers),
+        shards=cluster.num_shards,
+        network=network,
+        out=path.stem,
+    )
+    run.write(path)
+
+
+@click.command("advise")
+@click.option(
+    "--data", default="online-retail(negatives=1)", show_default=True, help="A name or a path."
+)
+@click.option("--network", default="edge-8", show_default=True, help="A preset or a YAML file.")
+@click.option("--memory-per-worker", default="8GB", show_default=True, help="E.g. 500MB.")
+@click.option("--dim", default="64", show_default=True, help="Width of an embedding.")
+@click.option("--model", default="deepfm", show_default=True, help="What will be trained.")
+@click.option("--workers", help="Numbers to try, e.g. 2..8 or 4,8 [all and their divisors].")
+@click.option("--batch", default="128,256", show_default=True, help="Samples a worker to try.")
+@click.option(
+    "--optimizer",
+    type=click.Choice(list(OPTIMIZERS)),
+    default="adagrad",
+    show_default=True,
+    help="Of the rows.",
+)
+@click.option(
+    "--compute-ms-per-sample",
+    type=limited("compute_ms_per_sample"),
+    default=0.05,
+    show_default=True,
+    help="Milliseconds of the reference worker.",
+)
+@click.option(
+    "--target-samples-per-s", type=click.FloatRange(0, 1e15), help="Refuse to promise less."
+)
+@click.option("--allow-stale", is_flag=True, help="Also policies that read old rows (HET).")
+@click.option("--allow-reorder", is_flag=True, help="Also policies that change the order (FAE).")
+@click.option("--out", type=click.Path(path_type=Path), help="Write a run file for `train`.")
+@data_options
+def advise_command(data_options: DataOptions, /, **given: object) -> None:
+    """Recommend a policy, a batch, a cache and which workers to use.
+
+    Everything is predicted from the head of the data; the best three are simulated.
+    """
+    asked = AdviseArgs(data_options, **given)  # type: ignore[arg-type]
+    if asked.out is not None:
+        output_file("--out", asked.out)
+    asked.memory_bytes()
+    with reading_progress() as progress, naming("--data", asked.data):
+        source = open_source(asked.data, data_options, progress)
+    tell_compiling()
+    with _ticking() as begin:
+        wish = asked.wish(source)
+        advices = advise(wish, begin(wish))
+    console = Console()
+    console.print(_table(advices[:SHOWN], wish.setup))
+    for reason in _reasons(wish, advices):
+        console.print(reason, highlight=False, markup=False)
+    if asked.out is not None:
+        write_run(asked.out, advices[0].choice, asked)
+        click.echo(f"written: {asked.out}", err=True)
+    best, target = advices[0].samples_s, asked.target_samples_per_s
+    if target and best < target:
+        raise ValueError(
+            f"--target-samples-per-s {target:,.0f}: the best found is {best:,.0f}; "
+            f"more memory, faster links or more workers would be needed"
+        )
+
+
+def widths_of(model: str, source: Source, dim: str) -> tuple[int, ...]:
+    """Widths of the model's records."""
+    from embroute.models.registry import table_widths
+
+    return table_widths(model, source.schema, dims(dim, source.schema))

@@ -1,0 +1,142 @@
+"""`embroute compare`: what each policy would move and cost on your data and network."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+
+from embroute.cli.data import reading_progress, tell_bad_rows
+from embroute.cli.options import (
+    JobOptions,
+    data_options,
+    job_options,
+    tell_compiling,
+    workload_from,
+)
+from embroute.cli.outputs import Outputs, comparison_table, output_options, subsets
+from embroute.config.spec import shown, split_outside
+from embroute.data.open import DataOptions, naming, open_source
+from embroute.policies.catalog import LOWER_BOUND, SYSTEMS, make_policy, policy_of
+from embroute.simulate.comparison import PolicyResult, bound_result, policy_result
+from embroute.simulate.recorder import Detail, Recorder, ReportData
+from embroute.simulate.simulation import (
+    Workload,
+    choose_workers,
+    measure,
+    start_simulation,
+    workload_bound,
+)
+from embroute.simulate.sweeps import steps_bar
+
+YARDSTICK = "vanilla"
+DEFAULT = "nocache,vanilla,het(100),herald,esd(1),embroute,fae,scars,bagpipe,unbounded,lower-bound"
+
+
+def _names(text: str) -> list[str]:
+    """The policies to run; the yardstick is always among them."""
+    try:
+        names = [name for name in split_outside(text, ",") if name]
+    except ValueError as error:
+        raise ValueError(f"--policies: {error}") from None
+    if not names:
+        raise ValueError(f"--policies must name at least one policy, got {shown(text)}")
+    for name in names:
+        if name != LOWER_BOUND:
+            policy_of("--policies", name)
+    doubled = {name for name in names if names.count(name) > 1}
+    if doubled:
+        raise ValueError(f"--policies: {shown(sorted(doubled)[0])} is given twice")
+    return names if YARDSTICK in names else [YARDSTICK, *names]
+
+
+def _check(names: list[str], job: Workload) -> None:
+    """Refuse now what would be refused when a policy's turn comes."""
+    for policy in (make_policy(name) for name in names if name != LOWER_BOUND):
+        if policy.workers != "fast":
+            choose_workers(policy, job)
+        if job.setup.optimizer in policy.sync.refused_optimizers:
+            start_simulation(policy, job)  # raises, and says why
+
+
+def _defaults(optimizer: str) -> str:
+    """The default policies that can train with the optimizer."""
+    names = split_outside(DEFAULT, ",")
+    refused = [
+        name
+        for name in names
+        if name != LOWER_BOUND and optimizer in make_policy(name).sync.refused_optimizers
+    ]
+    for name in refused:
+        click.echo(f"left out: {name}, which cannot train with {optimizer}", err=True)
+    return ",".join(name for name in names if name not in refused)
+
+
+def measure_all(
+    names: list[str], job: Workload, console: Console
+) -> tuple[list[PolicyResult], dict[str, Detail]]:
+    """Measure every policy, with a progress bar."""
+    found, details = [], {}
+    with steps_bar(console, len(names) * job.steps) as begin_one:
+        for done, name in enumerate(names):
+            tick = begin_one(name, done * job.steps)
+            if name == LOWER_BOUND:
+                found.append(bound_result(workload_bound(job), job))
+                continue
+            recorder = Recorder(job.warmup, tick)
+            outcome = measure(make_policy(name), job, recorder.watch)
+            found.append(policy_result(name, outcome))
+            details[name] = recorder.detail(outcome)
+    return found, details
+
+
+_EPILOG = (
+    "Policies: "
+    + "; ".join(
+        f"{name}({', '.join(entry.options)}): {entry.about}"
+        if entry.options
+        else f"{name}: {entry.about}"
+        for name, entry in SYSTEMS.items()
+    )
+    + "; lower-bound: what no exact policy can beat. Or a mix of parts: "
+)
+_EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restricts any of them.'
+
+
+@click.command("compare", epilog=_EPILOG)
+@click.option(
+    "--data", default="online-retail", show_default=True, help="A built-in name or a path."
+)
+@click.option("--policies", help=f"Separated by commas.  [default: {DEFAULT}]")
+@output_options
+@job_options
+@data_options
+def compare_command(
+    data_options: DataOptions,
+    options: JobOptions,
+    outputs: Outputs,
+    data: str,
+    policies: str | None,
+) -> None:
+    """Price policies on your data and network, without training.
+
+    Rows, bytes and cost are sums over the measured steps; step time is their mean.
+    """
+    names = _names(_defaults(options.optimizer) if policies is None else policies)
+    outputs.check()
+    with reading_progress() as progress, naming("--data", data):
+        source = open_source(data, data_options, progress)
+    job = workload_from(options, source)
+    _check(names, job)
+    tell_compiling()
+    lines, details = measure_all(names, job, Console(stderr=True))
+    console = Console()
+    console.print(comparison_table(lines, job, data))
+    if len(job.setup.cluster.used_hosts) == 1:
+        console.print("all workers and shards are on one host: no link carries rows, at no cost")
+    for sentence in subsets(lines, job):
+        console.print(sentence, highlight=False, markup=False)
+    tell_bad_rows(source)
+    trained = job.warmup + min(entry.steps for entry in lines if entry.steps is not None)
+    if trained < job.steps:
+        click.echo(f"the data ended after {trained} of {job.steps} steps", err=True)
+    outputs.write(ReportData(data, options.network, job, lines, details))

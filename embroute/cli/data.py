@@ -1,0 +1,153 @@
+"""`embroute data`: look at data before training on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from embroute.cli.options import data_options, limited, naming_output, output_file
+from embroute.data.batch import Source
+from embroute.data.describe import (
+    RECENT_BATCHES,
+    TOP_SHARES,
+    Description,
+    FieldDescription,
+    describe,
+)
+from embroute.data.open import DataOptions, open_source
+from embroute.data.readers.file_source import FileSource
+from embroute.data.readers.files import Progress as Report
+
+
+@click.group("data")
+def data_group() -> None:
+    """Look at data sets."""
+
+
+@data_group.command("describe")
+@click.argument("data_name", metavar="PATH|NAME")
+@data_options
+@click.option(
+    "--batch", type=limited("batch"), default=1024, show_default=True, help="Samples of a batch."
+)
+@click.option(
+    "--samples", type=limited("samples"), metavar="N", help="Describe only the first N samples."
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write it as JSON too.")
+def describe_command(
+    options: DataOptions, data_name: str, batch: int, samples: int | None, json_file: Path | None
+) -> None:
+    """Samples, fields, distinct ids, skew, and reuse between batches, as tables.
+
+    PATH is a file, a directory or a pattern; NAME is built-in data such as online-retail.
+    """
+    if json_file is not None:
+        output_file("--json", json_file)
+    with reading_progress() as report:
+        source = open_source(data_name, options, report)
+        sizes = [size for size in (samples, source.num_samples) if size is not None]
+
+        def counted(done: int) -> None:
+            report("describing", done / min(sizes) if sizes else 0.0)
+
+        description = describe(source, batch, samples, counted)
+    if json_file is not None:
+        with naming_output("--json", json_file):
+            json_file.write_text(json.dumps(asdict(description), indent=2) + "\n")
+    _show(data_name, description)
+    tell_bad_rows(source)
+
+
+@contextmanager
+def reading_progress() -> Iterator[Report]:
+    """A progress bar on stderr, only where someone is watching; it is gone at the end."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("opening", total=1.0)
+
+        def report(what: str, share: float) -> None:
+            bar.update(task, description=what, completed=share)
+
+        yield report
+
+
+def tell_bad_rows(source: Source) -> None:
+    """One line on stderr about the rows that the latest pass left out."""
+    if isinstance(source, FileSource) and source.bad_rows:
+        click.echo(source.skipped, err=True)
+
+
+def _show(name: str, description: Description) -> None:
+    """Print a description; the tables fit 80 columns."""
+    console = Console()
+    reuse = description.reuse
+    console.print(name, markup=False, highlight=False, soft_wrap=True)
+    console.print(_facts(description))
+    console.print(_skew(description))
+    if reuse.num_batches:
+        console.print(_reuse(description))
+
+
+def _facts(description: Description) -> Table:
+    table = Table(show_header=False)
+    labels = description.positive_share
+    rows = (
+        ("samples", f"{description.num_samples:,}"),
+        ("fields", f"{len(description.fields)}"),
+        ("dense columns", f"{description.num_dense}"),
+        ("distinct ids", f"{description.total.distinct:,}"),
+        ("table rows", f"{description.num_rows:,}"),
+        ("look-ups", f"{description.total.lookups:,}"),
+        ("positive labels", "no labels" if labels is None else f"{labels:.2%}"),
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _skew(description: Description) -> Table:
+    table = Table(title="Share of look-ups that go to the top ids, at least one")
+    table.add_column("field", overflow="fold")
+    for heading in ("look-ups", "ids", *(f"top {100 * share:g}%" for share in TOP_SHARES)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for field in description.fields:
+        table.add_row(*_skew_row(field))
+    table.add_section()
+    table.add_row(*_skew_row(description.total))
+    return table
+
+
+def _skew_row(field: FieldDescription) -> tuple[str, ...]:
+    shares = (f"{share:.1%}" for share in field.top_shares)
+    return escape(field.name), f"{field.lookups:,}", f"{field.distinct:,}", *shares
+
+
+def _reuse(description: Description) -> Table:
+    reuse = description.reuse
+    table = Table(title=f"Reuse between batches of {reuse.batch_size}", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("batches", f"{reuse.num_batches:,}")
+    table.add_row("distinct rows a batch", f"{reuse.distinct_rows:,.1f}")
+    table.add_row("look-ups a distinct row", f"{reuse.lookups_per_row:.2f}")
+    table.add_row("rows also in the previous batch", _share(reuse.in_previous))
+    table.add_row(f"rows also in the previous {RECENT_BATCHES} batches", _share(reuse.in_recent))
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,295 @@
+"""Options that several commands share: the run to price, and how data files are read."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from embroute.config.cluster import CLUSTER_PRESETS, Cluster
+from embroute.config.cluster_file import open_cluster
+from embroute.config.spec import LIMITS, parse_path, parse_quotas, parse_size, shown
+from embroute.cost.step_time import OPTIMIZERS
+from embroute.data.batch import Source
+from embroute.data.open import DataOptions
+from embroute.data.readers.detect import FORMATS
+from embroute.planner.setup import Setup, dims
+from embroute.simulate.simulation import Workload, kernels_are_compiled
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class _Number(click.FloatRange):
+    """A range of click that nan is outside of, too."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number of a text."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+def limited(name: str, least: int | None = None) -> click.IntRange | click.FloatRange:
+    """The type of an option: the range of LIMITS, perhaps from another number on."""
+    limit = LIMITS[name]
+    low = limit.least if least is None else least
+    if limit.whole:
+        return click.IntRange(int(low), int(limit.most))
+    return _Number(low, limit.most)
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """A run as written on the command line."""
+
+    network: str
+    workers: int | None
+    batch: int
+    cache: str
+    dim: str
+    optimizer: str
+    quotas: str | None
+    compute_ms_per_sample: float
+    dense_bytes: str
+    steps: int
+    warmup: int
+    epochs: int
+    shuffle: bool
+    seed: int
+
+
+_NAMES = tuple(JobOptions.__dataclass_fields__)
+_OPTIONS = (
+    click.option(
+        "--network",
+        default="edge-8",
+        show_default=True,
+        help=f"A preset ({', '.join(name + '-N' for name in CLUSTER_PRESETS)}) or a YAML file.",
+    ),
+    click.option("--workers", type=limited("workers"), help="Workers [from --network]."),
+    click.option(
+        "--batch", type=limited("batch"), default=128, show_default=True, help="Samples a worker."
+    ),
+    click.option(
+        "--cache",
+        default="0.1",
+        show_default=True,
+        help="Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB.",
+    ),
+    click.option(
+        "--dim", default="64", show_default=True, help="Width of a row, e.g. 64 or 64,C1=16."
+    ),
+    click.option(
+        "--optimizer",
+        type=click.Choice(list(OPTIMIZERS)),
+        default="sgd",
+        show_default=True,
+        help="Of the rows; its state travels with them.",
+    ),
+    click.option("--quotas", help="Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
+    click.option(
+        "--compute-ms-per-sample",
+        type=limited("compute_ms_per_sample"),
+        default=0.0,
+        show_default=True,
+        help="Milliseconds of the reference worker.",
+    ),
+    click.option(
+        "--dense-bytes", default="0", show_default=True, help="Dense gradients a step, e.g. 4MB."
+    ),
+    click.option(
+        "--steps", type=limited("steps", 1), default=90, show_default=True, help="Steps in all."
+    ),
+    click.option(
+        "--warmup", type=limited("warmup"), default=10, show_default=True, help="Not counted."
+    ),
+    click.option(
+        "--epochs", type=limited("epochs"), default=1, show_default=True, help="Passes at most."
+    ),
+    click.option("--shuffle", is_flag=True, help="Shuffle every epoch."),
+    click.option(
+        "--seed", type=limited("seed"), default=0, show_default=True, help="Of --shuffle."
+    ),
+)
+
+
+def job_options(command: Callable[Concatenate[JobOptions, _P], _R]) -> Callable[_P, _R]:
+    """Add the options of a run to a command; it gets them as its first argument."""
+
+    @wraps(command)
+    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        values = {name: kwargs.pop(name) for name in _NAMES}
+        return command(JobOptions(**values), *args, **kwargs)  # type: ignore[arg-type]
+
+    for option in reversed(_OPTIONS):
+        with_options = option(with_options)
+    return with_options
+
+
+def cluster_of(options: JobOptions) -> Cluster:
+    """The cluster of --network, which --workers must agree with."""
+    network = options.network
+    if network in CLUSTER_PRESETS:
+        network = f"{network}-{options.workers or 8}"
+    cluster = open_cluster(network)
+    if options.workers not in (None, cluster.num_workers):
+        preset, _, count = network.rpartition("-")
+        is_preset = preset in CLUSTER_PRESETS and count.isdigit()
+        hint = f"; use --network {preset}-{options.workers}" if is_preset else ""
+        raise ValueError(
+            f"--workers {options.workers}: --network {network} has {cluster.num_workers} "
+            f"workers{hint}"
+        )
+    dense = options.dense_bytes
+    size = parse_size(
+        "--dense-bytes", dense if not dense.replace(".", "").isdigit() else dense + "B"
+    )
+    if size.unit != "bytes":
+        raise ValueError(f"--dense-bytes must look like 4000000 or 4MB, got {shown(dense)}")
+    return replace(
+        cluster,
+        compute_s_per_sample=options.compute_ms_per_sample / 1e3,
+        dense_bytes=size.amount,
+    )
+
+
+def tell_compiling() -> None:
+    """Say why the first run on a machine takes longer."""
+    if not kernels_are_compiled():
+        click.echo("compiling for this machine, once: about a minute", err=True)
+
+
+def output_file(option: str, path: Path) -> Path:
+    """A file that results can be written to later, checked before the work starts."""
+    parse_path(option, str(path))
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the name is too long, say, or a parent is a file
+        raise ValueError(f"{option} {shown(str(path))}: {error.strerror}") from None
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise ValueError(f"{option} {path}: this is a folder, give a file in it")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ValueError(f"{option} {path}: it cannot be written to")
+    return path
+
+
+@contextmanager
+def naming_output(option: str, path: Path) -> Iterator[None]:
+    """Let an error name the option: what is said of a file that is open does not name it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or f"{option} {path}") from None
+
+
+def workload_from(options: JobOptions, source: Source) -> Workload:
+    """The run that the options describe, on the given data."""
+    if options.warmup >= options.steps:
+        raise ValueError(
+            f"--warmup {options.warmup}: must be below --steps {options.steps}, which includes it"
+        )
+    cluster = cluster_of(options)
+    shares = parse_quotas(options.quotas or "")
+    setup = Setup(
+        source.schema,
+        cluster,
+        dim=dims(options.dim, source.schema),
+        batch_size=options.batch * cluster.num_workers,
+        optimizer=options.optimizer,
+        cache=parse_size("--cache", options.cache),
+        shares=shares,
+        seed=options.seed,
+    )
+    return Workload(source, setup, options.steps, options.warmup, options.epochs, options.shuffle)
+
+
+_DATA_NAMES = tuple(DataOptions.__dataclass_fields__)
+
+
+def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """A comma-separated list of columns."""
+    names = tuple(name.strip() for name in text.split(",")) if text is not None else ()
+    if not all(names):
+        raise click.BadParameter(f"{text!r} has an empty name; give columns such as a,b")
+    return names
+
+
+_DATA_OPTIONS = (
+    click.option("--format", type=click.Choice(FORMATS), help="Format of the files [detected]."),
+    click.option("--label", metavar="COLUMN", help="Column of 0 and 1; may be left out."),
+    click.option(
+        "--categorical",
+        metavar="COLUMNS",
+        callback=_columns,
+        help="Columns of ids, separated by commas; `all`: every column without another use.",
+    ),
+    click.option(
+        "--dense",
+        metavar="COLUMNS",
+        callback=_columns,
+        help="Columns of numbers; a missing one is 0.",
+    ),
+    click.option(
+        "--bag", metavar="COLUMNS", callback=_columns, help="Columns with any number of ids each."
+    ),
+    click.option(
+        "--bag-separator", metavar="TEXT", default="|", show_default=True, help="Between bag ids."
+    ),
+    click.option(
+        "--time", metavar="COLUMN", help="Sort samples by this column of numbers or ISO dates."
+    ),
+    click.option(
+        "--ids",
+        type=click.Choice(["vocab", "hash"]),
+        default="vocab",
+        show_default=True,
+        help="Number the values of a field as they appear, or hash them.",
+    ),
+    click.option("--hash-rows", type=int, metavar="N", help="Rows of a field with --ids hash."),
+    click.option(
+        "--missing",
+        type=click.Choice(["id", "padding"]),
+        default="id",
+        show_default=True,
+        help="A missing value is an id of its own, or touches no row.",
+    ),
+    click.option(
+        "--positive-rating",
+        type=float,
+        default=4.0,
+        show_default=True,
+        help="MovieLens: the label is 1 from this rating on.",
+    ),
+    click.option("--skip-bad-rows", is_flag=True, help="Count and report bad rows, do not stop."),
+    click.option("--limit", type=int, metavar="N", help="Use only the first N samples."),
+)
+
+
+def data_options(command: Callable[Concatenate[DataOptions, _P], _R]) -> Callable[_P, _R]:
+    """Add the data options to a command; it gets them as its first argument, a DataOptions."""
+
+    @wraps(command)
+    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        values = {name: kwargs.pop(name) for name in _DATA_NAMES}
+        return command(DataOptions(**values), *args, **kwargs)  # type: ignore[arg-type]
+
+    for option in reversed(_DATA_OPTIONS):
+        with_options = option(with_options)
+    return with_options

@@ -1,0 +1,61 @@
+"""`embroute predict`: scores of samples from a trained run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from embroute.cli.options import limited, naming_output, output_file
+from embroute.kernels.array_types import F32
+
+
+@click.command("predict")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Write a CSV here.")
+@click.option("--data", default="", help="Other data with the same fields [the run's own].")
+@click.option(
+    "--part",
+    default="held-out",
+    show_default=True,
+    help="Of the run's own data: held-out or all.",
+)
+@click.option(
+    "--batch", type=limited("batch"), default=4096, show_default=True, help="Samples at a time."
+)
+@click.option("--unlabelled", is_flag=True, help="--data has no label column.")
+def predict_command(
+    run: Path, out: Path, data: str, part: str, batch: int, unlabelled: bool
+) -> None:
+    """Score samples with the newest checkpoint of RUN, a folder that `embroute train` made.
+
+    The CSV has a line per sample, in the order of the data (of its time column, where the run
+    names one): score, and label if there is one.
+    """
+    from embroute.train.scorer import ScoreRequest, predictions
+
+    output_file("--out", out)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        with naming_output("--out", out):
+            with partial.open("w", encoding="utf-8") as file:
+                count = _write(file, predictions(run, ScoreRequest(data, part, unlabelled), batch))
+            partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    click.echo(f"written: {out} ({count} samples)", err=True)
+
+
+def _write(file: TextIO, found: Iterable[tuple[F32, F32]]) -> int:
+    """Scores, and labels where there are some; how many."""
+    count = 0
+    for scores, labels in found:
+        if not count:
+            file.write("score,label\n" if len(labels) else "score\n")
+        columns = [scores, labels] if len(labels) else [scores]
+        for line in zip(*columns, strict=True):
+            file.write(",".join(f"{value:.9g}" for value in line) + "\n")
+        count += len(scores)
+    return count

@@ -1,0 +1,45 @@
+"""`embroute report`: runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from embroute.cli.options import naming_output, output_file
+from embroute.report.run_summary import read_summary, runs_table
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """What folders are called, in short where that tells them apart."""
+    last = [run.absolute().name for run in runs]
+    return last if len(set(last)) == len(last) else [str(run) for run in runs]
+
+
+def write_report(page: Path, runs: Sequence[Path]) -> None:
+    """Write the report of finished runs as one HTML file."""
+    from embroute.report.run_folder import read_history
+    from embroute.report.runs_page import runs_page
+
+    histories = [read_history(run, name) for run, name in zip(runs, _names(runs), strict=True)]
+    text = runs_page(histories)
+    with naming_output("--html", page):
+        page.write_text(text, "utf-8")
+    click.echo(f"written: {page}", err=True)
+
+
+@click.command("report")
+@click.argument(
+    "runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write an HTML report here.")
+def report_command(runs: tuple[Path, ...], page: Path | None) -> None:
+    """Compare finished runs: their folders, as `embroute train --out` made them."""
+    if page is not None:
+        output_file("--html", page)
+    summaries = [read_summary(run) for run in runs]
+    Console().print(runs_table(dict(zip(_names(runs), summaries, strict=True))))
+    if page is not None:
+        write_report(page, runs)

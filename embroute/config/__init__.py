@@ -1,0 +1,1 @@
+"""What users describe: clusters, and values such as `name(argument, key=value)`."""

@@ -1,0 +1,141 @@
+"""A cluster: hosts and their links, where workers and shards sit, how fast workers compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.array_types import F64, Bools
+
+GIGABIT = 1e9 / 8  # bytes per second
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and its link to the network; bytes between ranks of one host use no link."""
+
+    name: str
+    up_bytes_s: float
+    down_bytes_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker: its host, and how many times slower than the reference it computes."""
+
+    host: int
+    slowness: float = 1.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts, ranks on them, and what a step costs beside rows. Immutable."""
+
+    hosts: tuple[Host, ...]
+    workers: tuple[Worker, ...]
+    shards: tuple[int, ...]  # host of each shard
+    coordinator: int = 0  # host of the coordinator
+    compute_s_per_sample: float = 0.0
+    dense_bytes: float = 0.0
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the job."""
+        return len(self.workers)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the job."""
+        return len(self.shards)
+
+    @cached_property
+    def compute_s_W(self) -> F64:
+        """Seconds a worker computes on one sample."""
+        return self.compute_s_per_sample * np.array([w.slowness for w in self.workers])
+
+    @cached_property
+    def host_W(self) -> npt.NDArray[np.intp]:
+        """Host of each worker."""
+        return np.array([worker.host for worker in self.workers], np.intp)
+
+    @cached_property
+    def crosses_WK(self) -> Bools:
+        """Whether worker w and shard k sit on different hosts."""
+        return np.not_equal.outer(self.host_W, np.array(self.shards, np.intp))
+
+    @cached_property
+    def bytes_s_W(self) -> F64:
+        """Bandwidth of a worker's link, of its slower direction."""
+        slow = [min(host.up_bytes_s, host.down_bytes_s) for host in self.hosts]
+        return np.array(slow)[self.host_W]
+
+    @property
+    def fastest_first(self) -> npt.NDArray[np.intp]:
+        """Workers by link, those with equal links by compute."""
+        return np.lexsort((self.compute_s_W, -self.bytes_s_W))
+
+    @property
+    def used_hosts(self) -> set[int]:
+        """Hosts with a worker or a shard."""
+        return {*self.host_W.tolist(), *self.shards}
+
+    def together(self) -> Cluster:
+        """The same workers and shards on one host."""
+        workers = tuple(replace(worker, host=0) for worker in self.workers)
+        home = (0,) * self.num_shards
+        return replace(self, hosts=self.hosts[:1], workers=workers, shards=home, coordinator=0)
+
+    def only(self, workers: Sequence[int]) -> Cluster:
+        """The same cluster with some of its workers, in the given order."""
+        return replace(self, workers=tuple(self.workers[w] for w in workers))
+
+
+def star_cluster(speeds_gbit: Sequence[float], shard_gbit: float) -> Cluster:
+    """One host per worker around one host with the shard and the coordinator."""
+    hosts = [Host("shard", shard_gbit * GIGABIT, shard_gbit * GIGABIT)]
+    hosts += [Host(f"w{i}", g * GIGABIT, g * GIGABIT) for i, g in enumerate(speeds_gbit)]
+    return Cluster(tuple(hosts), tuple(Worker(i + 1) for i in range(len(speeds_gbit))), (0,))
+
+
+def edge(n: int) -> Cluster:
+    """Half of the workers at 5 Gbit/s, half at 0.5, the shard host at 10."""
+    return star_cluster([5.0] * (n - n // 2) + [0.5] * (n // 2), 10.0)
+
+
+def datacenter(n: int) -> Cluster:
+    """Workers at 100 Gbit/s each, the shard host too."""
+    return star_cluster([100.0] * n, 100.0)
+
+
+def uneven(n: int) -> Cluster:
+    """The links of `edge`, and the last two machines compute half as fast."""
+    cluster = edge(n)
+    slow = [replace(w, slowness=2.0) if i >= n - 2 else w for i, w in enumerate(cluster.workers)]
+    return replace(cluster, workers=tuple(slow))
+
+
+def colocated(n: int) -> Cluster:
+    """Every host at 10 Gbit/s carries a worker and a shard."""
+    hosts = tuple(Host(f"h{i}", 10 * GIGABIT, 10 * GIGABIT) for i in range(n))
+    return Cluster(hosts, tuple(Worker(i) for i in range(n)), tuple(range(n)))
+
+
+def uniform_cluster(num_workers: int, num_shards: int) -> Cluster:
+    """Every worker and every shard on a host of its own, all links at 10 Gbit/s."""
+    names = [f"shard{i}" for i in range(num_shards)] + [f"worker{i}" for i in range(num_workers)]
+    hosts = tuple(Host(name, 10 * GIGABIT, 10 * GIGABIT) for name in names)
+    workers = tuple(Worker(num_shards + i) for i in range(num_workers))
+    return Cluster(hosts, workers, tuple(range(num_shards)))
+
+
+CLUSTER_PRESETS: Mapping[str, Callable[[int], Cluster]] = {
+    "edge": edge,
+    "dc": datacenter,
+    "uneven": uneven,
+    "colo": colocated,
+}

@@ -1,0 +1,226 @@
+"""Cluster files: a preset's name or a YAML file becomes a Cluster, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embroute.config.cluster import CLUSTER_PRESETS, Cluster, Host, Worker
+from embroute.config.spec import LIMITS, Limit, parse_int, shown
+
+
+def open_cluster(text: str) -> Cluster:
+    """A preset such as `edge-8` (any number of workers), or a YAML file (docs/cluster.md)."""
+    match = re.fullmatch(r"([a-z]+)-([0-9]+)", text)
+    if match and match.group(1) in CLUSTER_PRESETS:
+        most = int(LIMITS["workers"].most)
+        return CLUSTER_PRESETS[match.group(1)](
+            parse_int(f"--network {shown(text)}: workers", match.group(2), 1, most)
+        )
+    if text.endswith((".yaml", ".yml")) and is_file(text):
+        return read_cluster(Path(text))
+    names = ", ".join(f"{name}-N" for name in CLUSTER_PRESETS)
+    raise ValueError(
+        f"--network {shown(text)}: neither a preset ({names}) nor a YAML file that exists"
+    )
+
+
+def is_file(text: str) -> bool:
+    """Whether a path is that of a file; one that no file system can have is not."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+_RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+
+
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+_RATE = Limit(1e-3, 1e15, whole=False)  # bytes per second
+
+
+_LATENCY = Limit(0, 3600, whole=False)  # seconds
+
+
+_SLOWNESS = Limit(1e-6, 10**6, whole=False)
+
+
+_LARGEST_YAML = 10**6  # characters
+
+
+_MOST_KEYS = 10**4  # of one mapping
+
+
+def _quantity(where: str, value: object, units: Mapping[str, float]) -> float:
+    pattern = r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]+)(/s)?\s*"
+    match = re.fullmatch(pattern, value) if isinstance(value, str) else None
+    if not match or match.group(2).lower() not in units:
+        raise ValueError(
+            f"{where}: expected a number with one of {', '.join(units)}, got {shown(value)}"
+        )
+    return float(match.group(1)) * units[match.group(2).lower()]
+
+
+def _in_range(where: str, given: object, value: float, limit: Limit, unit: str) -> None:
+    """Refuse a link that no network has: simulated times would be endless or nothing."""
+    if not limit.least <= value <= limit.most:
+        span = f"between {limit.least:g} and {limit.most:g} {unit}"
+        raise ValueError(f"{where} must be {span}, got {shown(given)}")
+
+
+def _mapping(where: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected a mapping, got {shown(value)}")
+    return {str(key): item for key, item in value.items()}
+
+
+def _known(where: str, given: Mapping[str, object], names: set[str]) -> None:
+    unknown = sorted(set(given) - names)
+    if unknown:
+        raise ValueError(
+            f"{where}: unknown key {shown(unknown[0])} (known: {', '.join(sorted(names))})"
+        )
+
+
+def _read_host(path: Path, name: str, value: object) -> Host:
+    where = f"{path}: hosts: {name}"
+    given = _mapping(where, value)
+    _known(where, given, {"link", "up", "down", "latency"})
+    link = given.get("link")
+    rates = []
+    for side in ("up", "down"):
+        if side not in given and link is None:
+            raise ValueError(f"{where}: needs 'link' or both 'up' and 'down'")
+        rates.append(_quantity(f"{where}: {side}", given.get(side, link), _RATES))
+        _in_range(f"{where}: {side}", given.get(side, link), rates[-1], _RATE, "bytes a second")
+    latency = _quantity(f"{where}: latency", given.get("latency", "0s"), _TIMES)
+    _in_range(f"{where}: latency", given.get("latency"), latency, _LATENCY, "seconds")
+    return Host(name, rates[0], rates[1], latency)
+
+
+def _host_index(where: str, hosts: Sequence[Host], name: object) -> int:
+    for index, host in enumerate(hosts):
+        if host.name == str(name):
+            return index
+    raise ValueError(f"{where}: no host {shown(name)} (hosts: {', '.join(h.name for h in hosts)})")
+
+
+def _read_worker(where: str, hosts: Sequence[Host], value: object) -> Worker:
+    if not isinstance(value, dict):
+        return Worker(_host_index(where, hosts, value))
+    given = _mapping(where, value)
+    _known(where, given, {"host", "slowness"})
+    slowness = given.get("slowness", 1.0)
+    _SLOWNESS.check(f"{where}: slowness", slowness)
+    return Worker(_host_index(where, hosts, given.get("host")), float(str(slowness)))
+
+
+def _sequence(where: str, value: object) -> list[object]:
+    most = int(LIMITS["workers"].most)
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        got = f"{len(value)} entries" if isinstance(value, list) and value else shown(value)
+        raise ValueError(f"{where}: expected a list of 1 to {most} entries, got {got}")
+    return value
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error; PyYAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = set[str]()
+        for entry, _ in node.value:
+            key = entry.value if isinstance(entry, yaml.ScalarNode) else ""
+            if key and key in keys:
+                problem = f"{shown(key)} is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=entry.start_mark)
+            keys.add(key)
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError, OverflowError):  # a date of month 99, say
+            kind = str(node.tag).rpartition(":")[2]
+            problem = f"{shown(node.value)} is no {kind}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_KEYS:  # merged mappings of merged mappings grow tenfold each
+            problem = f"more than {_MOST_KEYS} keys"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def load_yaml(path: Path) -> object:
+    """What a YAML file holds; its faults are told in one line, with the line of the file."""
+    try:
+        # _Loader is a SafeLoader: it makes nothing but plain values.
+        return yaml.load(_text(path), _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path}{line}: not YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not YAML: nested too deep") from None
+
+
+def _text(path: Path) -> str:
+    """A file's text; one without end, such as /dev/zero, is not read to the end."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LARGEST_YAML + 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(text) > _LARGEST_YAML:
+        raise ValueError(f"{path}: not YAML: longer than {_LARGEST_YAML} characters")
+    return text
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file: `hosts`, `workers`, `shards`, and optionally `coordinator`."""
+    given = _mapping(str(path), load_yaml(path))
+    _known(str(path), given, {"hosts", "workers", "shards", "coordinator"})
+    named = _mapping(f"{path}: hosts", given.get("hosts"))
+    hosts = [_read_host(path, name, value) for name, value in named.items()]
+    workers = [
+        _read_worker(f"{path}: workers[{i}]", hosts, value)
+        for i, value in enumerate(_sequence(f"{path}: workers", given.get("workers")))
+    ]
+    shards = [
+        _host_index(f"{path}: shards[{i}]", hosts, value)
+        for i, value in enumerate(_sequence(f"{path}: shards", given.get("shards")))
+    ]
+    home = given.get("coordinator", hosts[shards[0]].name)
+    coordinator = _host_index(f"{path}: coordinator", hosts, home)
+    return Cluster(tuple(hosts), tuple(workers), tuple(shards), coordinator)
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Write a cluster as a file that `read_cluster` reads."""
+    names = [host.name for host in cluster.hosts]
+    hosts = {
+        host.name: {
+            "up": f"{8e-6 * host.up_bytes_s:.12g} mbit",
+            "down": f"{8e-6 * host.down_bytes_s:.12g} mbit",
+            "latency": f"{host.latency_s:.12f}s",
+        }
+        for host in cluster.hosts
+    }
+    workers = [{"host": names[w.host], "slowness": w.slowness} for w in cluster.workers]
+    values = {
+        "hosts": hosts,
+        "workers": workers,
+        "shards": [names[k] for k in cluster.shards],
+        "coordinator": names[cluster.coordinator],
+    }
+    path.write_text(yaml.safe_dump(values, sort_keys=False))

@@ -1,0 +1,239 @@
+"""Descriptions a user writes on one line: `name(argument, key=value)`, sizes, and their errors."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from pathlib import Path
+
+LARGEST_COUNT = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
+LARGEST_WIDTH = 10**6  # of a row or a layer
+DEEPEST = 20  # parentheses within parentheses
+LARGEST_MESSAGE = 1000  # characters of an error that a user is shown
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict = 3, 6, 6, 6
+_REPR.maxstring, _REPR.maxlong, _REPR.maxother = 80, 40, 80
+
+
+def shown(value: object) -> str:
+    """A value as errors quote it: one line, cut where it is long or deep."""
+    try:
+        return one_line(_REPR.repr(value))
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return f"a huge {type(value).__name__}"
+
+
+def one_line(text: str) -> str:
+    """A message in one line: control characters escaped, the middle of a long one left out."""
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    half = LARGEST_MESSAGE // 2
+    return line if len(line) <= LARGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"
+
+
+def csv_cell(text: str) -> str:
+    """A text as a cell of a CSV file: a spreadsheet would run some beginnings as a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a number may be: its range, and whether it is a whole one."""
+
+    least: float
+    most: float = LARGEST_COUNT
+    whole: bool = True
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse another type and another range; `name` is what the error calls the value."""
+        kind = Integral if self.whole else Real
+        what = "a whole number" if self.whole else "a number"
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or not value >= self.least:  # type: ignore[operator]
+            raise ValueError(f"{name} must be {what} of at least {self.least}, got {shown(value)}")
+        if value > self.most:  # type: ignore[operator]
+            raise ValueError(f"{name} must be {what} of at most {self.most}, got {shown(value)}")
+
+
+# Of options, keys of a run file and settings of `prepare`, wherever they have the same name.
+LIMITS: Mapping[str, Limit] = {
+    "batch": Limit(1, 10**7),
+    "checkpoint_every": Limit(0),
+    "clip": Limit(0, 1e30, whole=False),
+    "compute_ms_per_sample": Limit(0, 10**9, whole=False),
+    "decay": Limit(0, 1e30, whole=False),
+    "epochs": Limit(1),
+    "evaluate_every": Limit(0),
+    "hash_rows": Limit(1),
+    "keep": Limit(1),
+    "limit": Limit(1, 10**15),
+    "max_steps": Limit(0),
+    "min_rows": Limit(1),
+    "peer_timeout": Limit(1, 10**6, whole=False),
+    "positive_rating": Limit(-1e30, 1e30, whole=False),
+    "restarts": Limit(0, 10**6),
+    "samples": Limit(1, 10**15),
+    "seed": Limit(0, LARGEST_SEED),
+    "shards": Limit(1, 1024),
+    "steps": Limit(0),
+    "warmup": Limit(0),
+    "warmup_steps": Limit(0),
+    "workers": Limit(1, 1024),
+}
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """A parsed `name(argument, key=value)`; arguments stay text until their owner reads them."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inside = [*self.args, *(f"{key}={value}" for key, value in self.options.items())]
+        return f"{self.name}({', '.join(inside)})" if inside else self.name
+
+
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
+
+
+def split_outside(text: str, separators: str) -> list[str]:
+    """Split at separators that stand outside parentheses; blanks around the parts are dropped."""
+    parts, depth, current = [], 0, ""
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            break
+        if depth > DEEPEST:
+            raise ValueError(f"parentheses deeper than {DEEPEST} in {shown(text)}")
+        if depth == 0 and char in separators:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += char
+    if depth != 0:
+        raise ValueError(f"unbalanced parentheses in {shown(text)}")
+    parts.append(current.strip())
+    return parts
+
+
+def parse_call(text: str) -> CallSpec:
+    """Read `name`, `name(1)` or `name(1, key=value)`."""
+    text = text.strip()
+    match = _NAME.match(text)
+    if not match:
+        raise ValueError(f"expected a name like 'esd(1)', got {shown(text)}")
+    name, rest = match.group(), text[match.end() :].strip()
+    if not rest:
+        return CallSpec(name)
+    if not (rest.startswith("(") and rest.endswith(")")):
+        raise ValueError(f"expected 'name(argument, key=value)', got {shown(text)}")
+    args, options = [], {}
+    for part in split_outside(rest[1:-1], ","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if equals and "(" not in key:
+            if key in options:
+                raise ValueError(f"in {shown(text)}: option {shown(key)} is given twice")
+            options[key] = value
+        elif part and options:
+            raise ValueError(
+                f"in {shown(text)}: argument {shown(part)} follows a key=value argument"
+            )
+        elif part:
+            args.append(part)
+    return CallSpec(name, tuple(args), options)
+
+
+def bind(call: CallSpec, names: tuple[str, ...]) -> dict[str, str]:
+    """Give every argument of a call its name; unknown and doubled ones are refused."""
+    if len(call.args) > len(names):
+        raise ValueError(f"{call.name} takes at most {len(names)} arguments, got {str(call)!r}")
+    bound = dict(zip(names, call.args, strict=False))
+    for key, value in call.options.items():
+        if key not in names:
+            known = ", ".join(names) or "none"
+            raise ValueError(f"{call.name} has no option {shown(key)} (options: {known})")
+        if key in bound:
+            raise ValueError(f"{call.name}: option {key!r} is given twice in {str(call)!r}")
+        bound[key] = value
+    return bound
+
+
+def parse_number(name: str, text: str, low: float, high: float) -> float:
+    """A number within [low, high]; `name` is what the error calls it."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {shown(text)}") from None
+    _check_range(name, text, value, (low, high))
+    return value
+
+
+def parse_int(name: str, text: str, low: int, high: int = LARGEST_COUNT) -> int:
+    """A whole number within [low, high]; `name` is what the error calls it."""
+    if re.fullmatch(r"\s*[+-]?[0-9]{1,100}\s*", text):
+        number = int(text)  # a float would round the larger ones
+        _check_range(name, text, number, (low, high))
+        return number
+    value = parse_number(name, text, low, high)
+    if value != int(value):
+        raise ValueError(f"{name} must be a whole number, got {one_line(text)}")
+    return int(value)
+
+
+def _check_range(name: str, text: str, value: float, span: tuple[float, float]) -> None:
+    """Refuse what lies outside, and nan."""
+    if not span[0] <= value <= span[1]:
+        low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in span)
+        raise ValueError(f"{name} must be between {low} and {high}, got {one_line(text)}")
+
+
+def parse_quotas(text: str) -> tuple[float, ...]:
+    """Relative shares of the workers, such as `2,2,1,1`; none of an empty text."""
+    parts = text.split(",") if text else []
+    return tuple(parse_number("--quotas", part, 0, 1e9) for part in parts)
+
+
+def parse_path(name: str, text: str) -> Path:
+    """A path that a file system can have, whether it is there or not."""
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"{name} must be a path, got {shown(text)}")
+    return Path(text)
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A cache size as the user wrote it: a share of all rows, a number of rows, or bytes."""
+
+    amount: float
+    unit: str  # "share", "rows" or "bytes"
+
+    def __str__(self) -> str:
+        if self.unit == "share":
+            return f"{self.amount:g}"
+        return f"{self.amount:.0f} {self.unit}"
+
+
+def parse_size(name: str, text: str) -> Size:
+    """Read `0.1` or `10%` (share), `5000` or `5000rows` (rows), `256MB` (bytes)."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(%|rows|[KMG]i?B|B)?\s*", text)
+    if not match:
+        raise ValueError(f"{name} must look like 0.1, 10%, 5000rows or 256MB, got {shown(text)}")
+    amount = parse_number(name, match.group(1), 0, 1e15)
+    unit = match.group(2)
+    if unit == "%" or (unit is None and amount <= 1):
+        share = amount / 100 if unit == "%" else amount
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} must be at most 1 or 100% of all rows, got {text!r}")
+        return Size(share, "share")
+    if unit in _UNITS:
+        return Size(amount * _UNITS[unit], "bytes")
+    return Size(amount, "rows")

@@ -1,0 +1,156 @@
+"""Files as a source of samples: read twice for a vocabulary, once with hashed ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.data.batch import PADDING, Batch
+from embroute.data.readers.columns import ColumnSpec
+from embroute.data.readers.decode import Keyed, decode
+from embroute.data.readers.files import Progress
+from embroute.data.readers.keys import Vocabulary, hashed_ids, vocabulary
+from embroute.data.readers.parsing import ReadOptions, read_rows
+from embroute.data.readers.sorting import SortedSamples, is_in_order
+from embroute.data.schema import Field, Schema, Table
+from embroute.kernels.array_types import I64
+
+Pieces = Callable[[Counter[str]], Iterator[Keyed]]  # one pass; bad rows are added to the counter
+Ids = Callable[[I64, int], I64]  # ids in the table of a field, from the keys of its values
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """How values become ids: by vocabulary, or hashed into `hash_rows` rows a field."""
+
+    hash_rows: int | None = None
+    limit: int | None = None  # only the first samples, in the order they are read
+
+
+class FileSource:
+    """Samples read from files. `bad_rows` counts what the latest pass left out, by reason."""
+
+    def __init__(self, schema: Schema, pieces: Pieces, ids: Ids, num_samples: int | None) -> None:
+        self.schema = schema
+        self.num_samples = num_samples
+        self.bad_rows: Mapping[str, int] = {}
+        self._pieces = pieces
+        self._ids = ids
+
+    @property
+    def skipped(self) -> str:
+        """How many rows the latest pass left out, and why."""
+        counts = sorted(self.bad_rows.items(), key=lambda item: -item[1])
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in counts)
+        return f"skipped {sum(self.bad_rows.values())} bad rows: {reasons}"
+
+    def chunks(self) -> Iterator[Batch]:
+        """One pass in order, in pieces of some ten thousand samples."""
+        counts: Counter[str] = Counter()
+        self.bad_rows = counts
+        for piece in self._pieces(counts):
+            yield _numbered(piece.batch, self.schema, self._ids)
+
+
+def open_files(
+    reading: ReadOptions, numbering: Numbering, progress: Progress | None = None
+) -> FileSource:
+    """The files as a source, in order of time where the layout names a time column.
+
+    Opening reads the files once to check their order and once more to sort them if they are not
+    in order; then once to number the ids of a vocabulary, or up to the first sample to hash.
+    """
+    layout, limit = reading.layout, numbering.limit
+    opening, later = _from_files(reading, progress), _from_files(reading, None)
+    if layout.time is not None and not is_in_order(opening(Counter())):
+        bad_rows: Counter[str] = Counter()
+        opening = later = SortedSamples(opening(bad_rows), bad_rows).pieces
+    pieces = _first(opening(Counter()), limit)
+    if numbering.hash_rows is None:
+        vocabularies, num_samples = _vocabularies(pieces, layout)
+        sizes = [words.num_ids for words in vocabularies]
+        ids: Ids = _find_in(vocabularies)
+    else:
+        num_samples = len(next(pieces).batch)
+        sizes = [numbering.hash_rows] * len(layout.fields)
+        ids = _hash_into(numbering.hash_rows)
+    known = num_samples if numbering.hash_rows is None else None
+    return FileSource(_schema(layout, sizes), lambda n: _first(later(n), limit), ids, known)
+
+
+def _from_files(reading: ReadOptions, progress: Progress | None) -> Pieces:
+    """Every good sample of the files, in file order."""
+
+    def pieces(counts: Counter[str]) -> Iterator[Keyed]:
+        samples = 0
+        for rows in read_rows(reading, progress):
+            piece = decode(rows, reading.layout, reading.skip_bad_rows, counts)
+            samples += len(piece.batch)
+            yield piece
+        if not samples:
+            skipped = sum(counts.values())
+            why = f"all {skipped} rows are bad" if skipped else "the files hold no rows"
+            raise ValueError(f"{reading.files[0]}: no samples; {why}")
+
+    return pieces
+
+
+def _first(pieces: Iterator[Keyed], limit: int | None) -> Iterator[Keyed]:
+    """Pieces with samples in them, until `limit` samples have come."""
+    left = limit
+    for piece in pieces:
+        if left is not None:
+            piece = piece.slice(0, left)
+            left -= len(piece.batch)
+        if len(piece.batch):
+            yield piece
+        if left == 0:
+            return
+
+
+def _vocabularies(pieces: Iterator[Keyed], layout: ColumnSpec) -> tuple[list[Vocabulary], int]:
+    """The ids of every field, and the number of samples."""
+    vocabularies = [vocabulary() for _ in layout.fields]
+    num_samples = 0
+    for piece in pieces:
+        num_samples += len(piece.batch)
+        for field, words in enumerate(vocabularies):
+            words.add(piece.batch.rows[_lookups(piece.batch, field, bool(layout.bags))])
+    return vocabularies, num_samples
+
+
+def _find_in(vocabularies: list[Vocabulary]) -> Ids:
+    return lambda keys, field: vocabularies[field].find(keys)
+
+
+def _hash_into(num_rows: int) -> Ids:
+    return lambda keys, field: hashed_ids(keys, num_rows)
+
+
+def _schema(layout: ColumnSpec, sizes: list[int]) -> Schema:
+    """One table a field."""
+    tables = [Table(name, size) for name, size in zip(layout.fields, sizes, strict=True)]
+    fields = [Field(name, i, name in layout.bags) for i, name in enumerate(layout.fields)]
+    return Schema(tuple(tables), tuple(fields), layout.dense, layout.label is not None)
+
+
+def _lookups(batch: Batch, field: int, bags: bool) -> slice | npt.NDArray[np.intp]:
+    """Where in `rows` the look-ups of a field are."""
+    if not bags:
+        return slice(field, None, batch.num_fields)
+    fields = np.tile(np.arange(batch.num_fields), len(batch))
+    return np.flatnonzero(np.repeat(fields, np.diff(batch.offsets)) == field)
+
+
+def _numbered(keys: Batch, schema: Schema, ids: Ids) -> Batch:
+    """The batch with global row ids instead of keys."""
+    rows = np.empty_like(keys.rows)
+    for field in range(schema.num_fields):
+        lookups = _lookups(keys, field, schema.has_bags)
+        found = ids(keys.rows[lookups], field)
+        rows[lookups] = np.where(found < 0, PADDING, found + schema.first_rows[field])
+    return Batch(rows, keys.offsets, keys.dense, keys.label, keys.num_fields)

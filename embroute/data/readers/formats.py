@@ -1,0 +1,140 @@
+"""The columns of known logs (Criteo, Avazu, MovieLens) and of any table a user describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from embroute.data.readers.bad_rows import listed, quoted
+from embroute.data.readers.columns import ColumnSpec, Words, check_uses, label_at_least
+from embroute.data.readers.records import Syntax
+from embroute.kernels.array_types import F64
+
+CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
+CRITEO_CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
+CRITEO_COLUMNS = ("label", *CRITEO_DENSE, *CRITEO_CATEGORICAL)
+
+
+def log_count(numbers: F64) -> F64:
+    """log(1 + x), the usual scaling of Criteo's counts; the few negative ones become 0."""
+    return np.log1p(np.maximum(numbers, 0.0))
+
+
+def criteo() -> ColumnSpec:
+    """Criteo Kaggle and Terabyte files, plain or gzip.
+
+    A missing integer is 0; a missing category is a category of its own.
+    """
+    return ColumnSpec(
+        "criteo",
+        categorical=CRITEO_CATEGORICAL,
+        label="label",
+        dense=CRITEO_DENSE,
+        columns=CRITEO_COLUMNS,
+        header=False,
+        syntax=Syntax("\t", quoted=False),
+        scale=log_count,
+    )
+
+
+AVAZU_CATEGORICAL = (
+    "hour",
+    "C1",
+    "banner_pos",
+    "site_id",
+    "site_domain",
+    "site_category",
+    "app_id",
+    "app_domain",
+    "app_category",
+    "device_id",
+    "device_ip",
+    "device_model",
+    "device_type",
+    "device_conn_type",
+    *(f"C{i}" for i in range(14, 22)),
+)
+
+
+def hour_of_day(values: pl.Series) -> Words:
+    """The hour, 00 to 23, of an Avazu time YYMMDDHH."""
+    text = values.cast(pl.String).fill_null("")
+    bad = ~text.str.contains(r"^\d{6}([01]\d|2[0-3])$").to_numpy()
+    return Words(text.str.slice(6, 2), bad, "is not an hour written YYMMDDHH")
+
+
+def avazu() -> ColumnSpec:
+    """The Kaggle training file.
+
+    Its fields are every column but `id` (unique a row) and the label `click`; of the time only
+    the hour of the day is kept, since the date of a test row never occurs in training.
+    """
+    return ColumnSpec(
+        "avazu", categorical=AVAZU_CATEGORICAL, label="click", derived={"hour": hour_of_day}
+    )
+
+
+MOVIELENS_COLUMNS = ("user", "item", "rating", "timestamp")
+MOVIELENS_HEADER = ("userId", "movieId", "rating", "timestamp")
+
+
+def movielens(header: bool, positive_rating: float = 4.0) -> ColumnSpec:
+    """Fields user and item; the label is 1 for a rating of at least `positive_rating`."""
+    return ColumnSpec(
+        "movielens",
+        categorical=("user", "item"),
+        label="rating",
+        columns=MOVIELENS_COLUMNS,
+        header=header,
+        syntax=Syntax(",") if header else Syntax("::", quoted=False),
+        read_label=label_at_least(positive_rating),
+    )
+
+
+ALL = "all"  # as a list of columns: every column that has no other use
+
+
+@dataclass(frozen=True)
+class ColumnUses:
+    """The columns a user names, by use."""
+
+    label: str | None = None
+    categorical: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
+    bag: tuple[str, ...] = ()
+    time: str | None = None
+
+
+def table_columns(path: Path, names: Sequence[str], separator: str, uses: ColumnUses) -> ColumnSpec:
+    """The layout of a file whose columns are `names`."""
+    single = [(use, name) for use, name in (("label", uses.label), ("time", uses.time)) if name]
+    lists = [("categorical", uses.categorical), ("dense", uses.dense), ("bag", uses.bag)]
+    named = single + [(use, name) for use, columns in lists for name in columns if name != ALL]
+    for use, name in named:
+        if name not in names:
+            known = listed(names)
+            raise ValueError(
+                f"--{use}: {path} has no column {quoted(name)}; the columns are {known}"
+            )
+    taken = {name for _, name in named}
+    spare = tuple(name for name in names if name not in taken)
+    layout = ColumnSpec(
+        "table",
+        categorical=_filled(uses.categorical, spare),
+        bags=uses.bag,
+        label=uses.label,
+        dense=_filled(uses.dense, spare),
+        time=uses.time,
+        syntax=Syntax(separator),
+    )
+    check_uses(layout)
+    return layout
+
+
+def _filled(columns: tuple[str, ...], spare: tuple[str, ...]) -> tuple[str, ...]:
+    """A list of columns with `all` written out."""
+    return tuple(name for column in columns for name in (spare if column == ALL else (column,)))

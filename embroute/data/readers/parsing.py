@@ -1,0 +1,159 @@
+"""The rows of files piece by piece, in bounded memory: text by blocks, parquet by slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from embroute.data.readers.bad_rows import BadRows, ParsedRows, listed, quoted
+from embroute.data.readers.columns import ColumnSpec
+from embroute.data.readers.files import Progress, is_parquet, open_bytes
+from embroute.data.readers.keys import keys_of_cells
+from embroute.data.readers.records import READ_BLOCK_BYTES, RecordBlock, Syntax, blocks, read_header
+from embroute.kernels.array_types import I64
+
+SLICE_ROWS = 65536
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Files of one layout, and how much of them is in memory at once."""
+
+    files: tuple[Path, ...]
+    layout: ColumnSpec
+    skip_bad_rows: bool = False
+    block_bytes: int = READ_BLOCK_BYTES
+    slice_rows: int = SLICE_ROWS
+
+
+def column_names(path: Path, separator: str) -> list[str]:
+    """The columns of a parquet file or of a text file with a header."""
+    if is_parquet(path):
+        return _parquet_schema(path).names()
+    with open_bytes(path) as stream:
+        names = read_header(stream, separator)[0]
+    _check_names(path, names)
+    return names
+
+
+def read_rows(reading: ReadOptions, progress: Progress | None = None) -> Iterator[ParsedRows]:
+    """All rows of all files, in order."""
+    total = sum(path.stat().st_size for path in reading.files) or 1
+    before = 0
+    for path in reading.files:
+        pieces = _parquet_rows if is_parquet(path) else _text_rows
+        for rows, position in pieces(path, reading):
+            yield rows
+            if progress is not None:
+                progress("reading", min(1.0, (before + position) / total))
+        before += path.stat().st_size
+
+
+def _text_rows(path: Path, reading: ReadOptions) -> Iterator[tuple[ParsedRows, int]]:
+    """Pieces of a text file, and the bytes of it read so far."""
+    layout = reading.layout
+    with open_bytes(path) as stream:
+        names, start = list(layout.columns), (b"", 1)
+        if layout.header:
+            found, rest = read_header(stream, layout.syntax.separator)
+            names, start = names or found, (rest, 2)
+        _check_columns(path, names, layout)
+        empty = not layout.header
+        text = blocks(stream, layout.syntax, len(names), start, reading.block_bytes)
+        for block in text:
+            empty = False
+            yield _parse(path, block, names, layout), stream.position
+        if empty:
+            raise ValueError(f"{path}: the file is empty")
+
+
+def _parse(path: Path, block: RecordBlock, names: list[str], layout: ColumnSpec) -> ParsedRows:
+    """The columns in use as text; categories are hashed at once where no quotes are in the way."""
+    keys = {}
+    if layout.keyable and not (layout.syntax.quoted and b'"' in block.data):
+        keys = _keys(block, names, layout)
+    parsed = [name for name in layout.used if name not in keys or name == layout.time]
+    frame = pl.DataFrame(schema=dict.fromkeys(parsed, pl.String))
+    if block.data and parsed:
+        lines = f"lines {block.lines[0]} to {block.lines[-1]}"
+        try:
+            frame = _frame(block, names, parsed, layout.syntax)
+        except pl.exceptions.PolarsError as error:
+            raise ValueError(f"{path}, {lines}: cannot be parsed: {error}") from None
+        if frame.height != len(block.lines):
+            raise ValueError(f"{path}, {lines}: {frame.height} rows in {len(block.lines)} records")
+    return ParsedRows(str(path), "line", block.lines, frame, block.bad, keys)
+
+
+def _frame(block: RecordBlock, names: list[str], parsed: list[str], syntax: Syntax) -> pl.DataFrame:
+    """The named columns as text."""
+    return pl.read_csv(
+        block.data,
+        has_header=False,
+        schema=dict.fromkeys(names, pl.String),
+        columns=sorted(names.index(name) for name in parsed),
+        separator=syntax.mark,
+        quote_char='"' if syntax.quoted else None,
+    )
+
+
+def _keys(block: RecordBlock, names: list[str], layout: ColumnSpec) -> dict[str, I64]:
+    """Keys of the categorical columns, straight from the text."""
+    fields = {name: field for field, name in enumerate(layout.keyable)}
+    field_of_column = np.array([fields.get(name, -1) for name in names])
+    cells = block.data, layout.syntax.mark
+    keys_SF = keys_of_cells(*cells, field_of_column, layout.padding, len(block.lines))
+    return {name: keys_SF[:, field] for name, field in fields.items()}
+
+
+def _parquet_rows(path: Path, reading: ReadOptions) -> Iterator[tuple[ParsedRows, int]]:
+    """Slices of a parquet file, and the bytes of it read so far."""
+    schema = _parquet_schema(path)
+    _check_columns(path, schema.names(), reading.layout)
+    _check_types(path, schema, reading.layout)
+    lazy = pl.scan_parquet(path, glob=False).select(reading.layout.used)
+    try:
+        total = int(lazy.select(pl.len()).collect().item())
+        for start in range(0, total, reading.slice_rows):
+            frame = lazy.slice(start, reading.slice_rows).collect()
+            stop = start + frame.height
+            numbers = np.arange(start + 1, stop + 1)
+            position = path.stat().st_size * stop // total
+            yield ParsedRows(str(path), "row", numbers, frame, BadRows()), position
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
+
+
+def _parquet_schema(path: Path) -> pl.Schema:
+    try:
+        return pl.scan_parquet(path, glob=False).collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
+
+
+def _check_columns(path: Path, names: list[str], layout: ColumnSpec) -> None:
+    """Refuse columns that are missing, and names that stand for two columns."""
+    for name in layout.used:
+        if name not in names:
+            raise ValueError(f"{path}: no column {quoted(name)}; the columns are {listed(names)}")
+    _check_names(path, names)
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    """Refuse a name of two columns."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path}: the header names column {quoted(twice)} twice")
+
+
+def _check_types(path: Path, schema: pl.Schema, layout: ColumnSpec) -> None:
+    """Refuse parquet columns that are neither text nor numbers, truth values or times."""
+    for name in layout.used:
+        kind = schema[name]
+        listed = isinstance(kind, pl.List) and name in layout.bags
+        if (kind.is_nested() and not listed) or kind in (pl.Binary, pl.Object):
+            raise ValueError(f"{path}: column {name} holds {kind}, which cannot be read")

@@ -1,0 +1,1 @@
+"""Synthetic click logs with sessions, drift and correlation."""

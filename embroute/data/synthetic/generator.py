@@ -1,0 +1,201 @@
+"""Synthetic click logs with the field sizes of published ones: `criteo-kaggle(samples=200000)`.
+
+A sample has a user and an item, each a place in [0, 1), cut into equal groups. A field describes
+the user, the item, the context or the time. Its rank follows a power law fitted to facts about the
+published data (benchmarks/calibrate.py), for a share `correlation` of the look-ups at the place of
+the user or item, with groups in another order for every field: so a popular brand has its
+categories, and two fields tell about each other as far as groups do. A share `sessions` of the
+samples comes from a user seen shortly before, and `drift` turnovers of the items' popular ids
+happen per million samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from math import gcd
+
+import numpy as np
+
+from embroute.config.spec import LARGEST_SEED, CallSpec, bind, parse_int, parse_number
+from embroute.data.batch import Batch, one_hot
+from embroute.data.planted import Planted, expected_auc, fitted
+from embroute.data.schema import Field, Schema, Table
+from embroute.data.synthetic.presets import LOG_PRESETS, FieldLaw, Knobs, Preset
+from embroute.data.synthetic.sampling import CONTEXT, ITEM, USER, sample_rows
+from embroute.kernels.array_types import F32, F64, I64
+
+__all__ = ["LOG_PRESETS", "Knobs", "Preset", "SyntheticSource", "open_preset"]
+
+CHUNK_SAMPLES = 32_768
+PILOT = 2**31  # the number of a chunk no pass reaches
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """Samples of a preset; chunk c depends on (seed, c) and the knobs alone."""
+
+    preset: Preset
+    knobs: Knobs
+
+    @cached_property
+    def schema(self) -> Schema:
+        """One table a field."""
+        laws = self.preset.fields
+        return Schema(
+            tuple(Table(law.name, law.num_rows) for law in laws),
+            tuple(Field(law.name, table) for table, law in enumerate(laws)),
+            self.preset.dense,
+            labelled=True,
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """As many as asked for, or as the published data has."""
+        return self.knobs.samples
+
+    def chunks(self) -> Iterator[Batch]:
+        """One pass in time order."""
+        for number in range(-(-self.num_samples // CHUNK_SAMPLES)):
+            yield self.chunk(number)
+
+    def chunk(self, number: int) -> Batch:
+        """One chunk by itself, with labels."""
+        random = np.random.default_rng([self.knobs.seed, number])
+        # All of a chunk is drawn, so that a cut trace is the beginning of a longer one.
+        batch = self._unlabelled(random, number * CHUNK_SAMPLES)
+        label = random.random(len(batch)) < self.planted.probability(batch)
+        labelled = replace(batch, label=label.astype(np.float32))
+        return labelled.slice(0, self.num_samples - number * CHUNK_SAMPLES)
+
+    @cached_property
+    def planted(self) -> Planted:
+        """The model the labels come from."""
+        random = np.random.default_rng([self.knobs.seed, PILOT])
+        laws, num_dense = self.preset.fields, len(self.preset.dense)
+        raw = Planted(
+            side=np.array([min(law.side, CONTEXT) for law in laws], np.int64),
+            # Large tables weigh less: an effect seen once cannot be learnt.
+            weight=np.array([1 / (1 + np.log10(law.num_rows)) for law in laws]),
+            dense_weight=random.standard_normal(num_dense, np.float32),
+            key=int(random.integers(2**63)),
+            scale=np.zeros(3),
+        )
+        return fitted(raw, self._unlabelled(random, 0), self.knobs.signal, self.knobs.click_rate)
+
+    def planted_probability(self, batch: Batch) -> F64:
+        """The true click probability of every sample of a batch of this source."""
+        return self.planted.probability(batch)
+
+    def best_auc(self, num_samples: int = 200_000) -> float:
+        """The AUC of the true probabilities over the first samples: no model does better."""
+        chunks = range(-(-min(num_samples, self.num_samples) // CHUNK_SAMPLES))
+        parts = [self.planted.probability(self.chunk(number)) for number in chunks]
+        return expected_auc(np.concatenate(parts)[:num_samples])
+
+    def _unlabelled(self, random: np.random.Generator, start: int) -> Batch:
+        """CHUNK_SAMPLES samples; `start` is the time of the first."""
+        knobs, shape = self.knobs, (CHUNK_SAMPLES, len(self.preset.fields))
+        bits = random.integers(2**64, size=shape, dtype=np.uint64)
+        places = random.random((CHUNK_SAMPLES, 2))
+        parent = _parents(random, knobs.sessions, knobs.gap)
+        mixing = (knobs.groups, knobs.correlation, start, knobs.drift / 1e6)
+        rows = np.empty(shape, np.int64)
+        sample_rows(bits, places, parent, self._laws, mixing, rows)
+        return one_hot(rows, self._dense(random, (places * knobs.groups).astype(np.int64)))
+
+    def _dense(self, random: np.random.Generator, groups: I64) -> F32:
+        """Log1p of log-normal columns; their means follow the user's or the item's group."""
+        num_dense = len(self.preset.dense)
+        means = np.random.default_rng([self.knobs.seed, PILOT + 1]).standard_normal(
+            (self.knobs.groups, num_dense), np.float32
+        )
+        normal = random.standard_normal((CHUNK_SAMPLES, num_dense), np.float32)
+        for column in range(num_dense):
+            side = (USER, ITEM)[column % 2]
+            normal[:, column] += 0.7 * means[groups[:, side], column]
+        return np.logaddexp(np.float32(0), normal)
+
+    @cached_property
+    def _laws(self) -> tuple[F64, I64]:
+        """Constants of every field, as `draw_rows` reads them."""
+        first_rows = self.schema.first_rows
+        laws, sizes = [], []
+        for number, law in enumerate(self.preset.fields):
+            multiplier, jump = coprime(law.num_rows, 0.618), coprime(law.num_rows, 0.382)
+            laws.append(_law(law, self.knobs.skew))
+            shuffle = coprime(self.knobs.groups, (number + 1) * 0.618 % 1)
+            # A clock passes its rows once while as many samples pass as the published log has.
+            period = max(1, -(-self.preset.knobs.samples // law.num_rows))
+            place = (law.num_rows, law.side, first_rows[number])
+            sizes.append((*place, multiplier, jump, shuffle, period))
+        return np.array(laws, np.float64), np.array(sizes, np.int64)
+
+
+def _law(law: FieldLaw, skew: float) -> tuple[float, ...]:
+    """Inverse of a bounded Pareto distribution on the places of the ranks, as the kernel reads it.
+
+    Rank r lies from r + 1 + offset on. A top is a rank by itself, and the others follow it.
+    """
+    exponent = law.exponent * skew
+    # At 1 the formula is 0/0; this near to it the ranks are the same.
+    flat = 1.0 - exponent if abs(exponent - 1.0) > 1e-6 else 1e-6
+    top = law.top * min(skew, 1.0) if law.num_rows > 1 else 0.0
+    first = 1.0 if top else 0.0
+    start = (1.0 + law.offset) ** flat
+    reach = (law.num_rows + 1.0 - first + law.offset) ** flat - start
+    # Of the look-ups that are not even, a part goes to the top.
+    top_share = top / (1.0 - law.tail) if top else 0.0
+    return start, reach, 1.0 / flat, 1.0 + law.offset - first, top_share, law.tail
+
+
+def coprime(number: int, share: float) -> int:
+    """A number near `share` of `number` without a common divisor."""
+    near = max(1, int(share * number))
+    while gcd(near, number) != 1:
+        near += 1
+    return near
+
+
+def _parents(random: np.random.Generator, sessions: float, gap: float) -> I64:
+    """For every sample an earlier one of the same session, or -1."""
+    sample = np.arange(CHUNK_SAMPLES)
+    others = random.exponential(gap, CHUNK_SAMPLES).astype(np.int64)
+    # Wrapping near the start keeps the share of continued sessions.
+    parent = sample - 1 - others % np.maximum(sample, 1)
+    continued = random.random(CHUNK_SAMPLES) < sessions
+    return np.where(continued & (sample > 0), parent, -1)
+
+
+def read_knobs(preset: Preset, options: Mapping[str, str]) -> Knobs:
+    """The preset's knobs with the user's texts in place of some."""
+    text = {key: repr(value) for key, value in asdict(preset.knobs).items()} | dict(options)
+
+    def whole(key: str, low: int, high: int = 2**31 - 1) -> int:
+        return parse_int(key, text[key], low, high)
+
+    def real(key: str, low: float, high: float) -> float:
+        return parse_number(key, text[key], low, high)
+
+    return Knobs(
+        samples=whole("samples", 1, 10**12),
+        skew=real("skew", 0, 5),
+        groups=whole("groups", 1, 10**6),
+        correlation=real("correlation", 0, 1),
+        sessions=real("sessions", 0, 1),
+        gap=real("gap", 0, CHUNK_SAMPLES),
+        drift=real("drift", 0, 1e6),
+        signal=real("signal", 0, 20),
+        click_rate=real("click_rate", 1e-6, 1 - 1e-6),
+        seed=whole("seed", 0, LARGEST_SEED),
+    )
+
+
+def open_preset(call: CallSpec) -> SyntheticSource:
+    """`criteo-kaggle` or another preset, its knobs as options."""
+    if call.name not in LOG_PRESETS:
+        raise ValueError(f"no preset {call.name!r} (presets: {', '.join(LOG_PRESETS)})")
+    preset = LOG_PRESETS[call.name]
+    options = bind(call, tuple(knob.name for knob in fields(Knobs)))
+    return SyntheticSource(preset, read_knobs(preset, options))

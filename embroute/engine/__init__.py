@@ -1,0 +1,1 @@
+"""The ranks at work: coordinator, shards and workers carry out the planner's plans."""

@@ -1,0 +1,1 @@
+"""Compiled loops that turn plans into transfer schedules."""

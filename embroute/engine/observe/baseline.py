@@ -1,0 +1,46 @@
+"""Another policy decided beside the one that trains, to say what it would have moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from embroute.data.window import Indexed, Window
+from embroute.planner.decide import advance, drain_state, plan_step
+from embroute.planner.plan import row_bytes_W, traffic
+from embroute.planner.plan_stream import start
+from embroute.planner.setup import Setup
+from embroute.policies.catalog import make_policy
+
+
+class BaselineTraffic:
+    """Counts the row bytes of a policy that looks one batch ahead, on the same batches."""
+
+    def __init__(self, name: str, setup: Setup) -> None:
+        self.policy = make_policy(name)
+        if self.policy.lookahead > 1 or self.policy.regroup is not None:
+            raise ValueError(f"compare_with={name!r}: only policies without window and hot set")
+        if self.policy.sync.shared_memory:
+            setup = replace(setup, cluster=setup.cluster.together())
+        self.state = start(self.policy, setup)
+        self.failed = False
+
+    def step(self, now: Indexed) -> int:
+        """Row bytes of a step whose batch is already indexed."""
+        if self.failed:
+            return 0
+        try:
+            plan = plan_step(self.policy, Window(now.step, now, ()), self.state)
+        except ValueError:
+            self.failed = True  # a cache that is enough for one policy may be too small for it
+            return 0
+        advance(self.state, plan)
+        return int(np.sum(traffic(plan, self.state.setup).bytes_WKIP))
+
+    def drain(self) -> int:
+        """Row bytes of bringing every update home."""
+        if self.failed:
+            return 0
+        transfers = drain_state(self.state, self.policy.sync.record)
+        return int(row_bytes_W(transfers, self.state.setup).sum())

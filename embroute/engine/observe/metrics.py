@@ -1,0 +1,150 @@
+"""What moved and how long it took: counted as it moves, never as it was planned."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from embroute.cost.step_time import KIND_NAMES
+from embroute.engine.packing import PendingBlock
+from embroute.kernels.array_types import I64
+from embroute.kernels.codes import NUM_KINDS
+from embroute.transport.buffers import MessageTransport
+
+SPANS = 64  # that are kept: some eight steps of a worker
+
+
+class PhaseSpan(NamedTuple):
+    """What a rank did, for which step, from when (seconds since 1970) and for how long."""
+
+    phase: str
+    step: int
+    began: float
+    seconds: float
+
+
+@dataclass
+class StepLog:
+    """What moved by order of each step's plan, wherever its phases fell. Drains count by the step
+    that follows them."""
+
+    rows: dict[tuple[int, int], I64] = field(default_factory=dict)  # by step and peer
+    bytes: dict[tuple[int, int], I64] = field(default_factory=dict)
+    note_bytes: dict[int, int] = field(default_factory=dict)
+
+    def block(self, item: PendingBlock, kinds: I64, row_bytes: int) -> None:
+        """Count the rows of a block."""
+        key = (item.step, item.block.peer)
+        self.rows[key] = self.rows.get(key, 0) + kinds
+        self.bytes[key] = self.bytes.get(key, 0) + kinds * row_bytes
+
+
+EARLY_PHASE, URGENT_PHASE, DRAIN_PHASE = "early", "urgent", "drain"
+ASIDE = "aside"  # what no plan orders: evaluations, refills
+Place = tuple[str, str]  # a phase and a peer
+
+
+@dataclass
+class Meter:
+    """One rank's counters. Rows and row bytes by phase, peer and kind; waits by phase and peer."""
+
+    peer_role: str = ""  # of those that it moves rows to and from
+    rows: defaultdict[Place, I64] = field(
+        default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
+    )
+    bytes: defaultdict[Place, I64] = field(
+        default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
+    )
+    waited_s: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
+    phase: str = ASIDE  # that runs
+    other_bytes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    steps: int = 0
+    log: StepLog | None = None  # grows with the run: only where somebody wants to know
+    spans: deque[PhaseSpan] = field(default_factory=lambda: deque(maxlen=SPANS))
+    epoch_s: float = field(default_factory=lambda: time.time() - time.perf_counter())
+
+    def block(self, item: PendingBlock, nbytes: int) -> None:
+        """Count the rows of a block."""
+        block = item.block
+        kinds, row_bytes = np.array(block.kinds, np.int64), nbytes // max(1, len(block.indices))
+        place = (self.phase, f"{self.peer_role}{block.peer}")
+        self.rows[place] += kinds
+        self.bytes[place] += kinds * row_bytes
+        if self.log is not None:
+            self.log.block(item, kinds, row_bytes)
+
+    @contextmanager
+    def during(self, phase: str, mail: MessageTransport) -> Iterator[None]:
+        """A phase: what moves in it counts to it, and so do the seconds it takes and waits."""
+        began, before = time.perf_counter(), dict(mail.waited_s)
+        self.phase = phase
+        yield
+        self.phase = ASIDE
+        for peer, waited in mail.waited_s.items():
+            self.waited_s[phase, peer] += waited - before.get(peer, 0.0)
+        self.seconds[phase] += time.perf_counter() - began
+
+    def span(self, phase: str, step: int, began: float) -> float:
+        """Note what ends now and began at a reading of `perf_counter`; returns its reading now."""
+        now = time.perf_counter()
+        self.spans.append(PhaseSpan(phase, step, self.epoch_s + began, now - began))
+        return now
+
+    def note(self, step: int, nbytes: int) -> None:
+        """Count what the coordinator said of a step: samples, slots, lists of transfers."""
+        self.other_bytes["notes"] += nbytes
+        if self.log is not None:
+            self.log.note_bytes[step] = self.log.note_bytes.get(step, 0) + nbytes
+
+    @property
+    def rows_by_kind(self) -> I64:
+        """Rows of each kind, all peers together."""
+        return sum(self.rows.values(), np.zeros(NUM_KINDS, np.int64))
+
+    @property
+    def bytes_by_kind(self) -> I64:
+        """Row bytes of each kind, all peers together."""
+        return sum(self.bytes.values(), np.zeros(NUM_KINDS, np.int64))
+
+    def record(self) -> dict[str, object]:
+        """As JSON: steps, rows and bytes by kind, other bytes, seconds by phase, the last spans.
+
+        And all of it that has to do with a peer, by phase and peer.
+        """
+        return {
+            "steps": self.steps,
+            "rows": dict(zip(KIND_NAMES, self.rows_by_kind.tolist(), strict=True)),
+            "row_bytes": dict(zip(KIND_NAMES, self.bytes_by_kind.tolist(), strict=True)),
+            "other_bytes": dict(self.other_bytes),
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "peers": [self._with_peer(place) for place in sorted({*self.rows, *self.waited_s})],
+            "spans": [
+                (phase, step, round(began, 6), round(spent, 6))
+                for phase, step, began, spent in self.spans
+            ],
+        }
+
+    def _with_peer(self, place: Place) -> dict[str, object]:
+        """What went between this rank and a peer in one phase."""
+        phase, peer = place
+        rows, sizes = self.rows.get(place), self.bytes.get(place)
+        return {
+            "phase": phase,
+            "peer": peer,
+            "rows": {} if rows is None else _named(rows),
+            "row_bytes": {} if sizes is None else _named(sizes),
+            "waited_s": round(self.waited_s.get(place, 0.0), 4),
+        }
+
+
+def _named(by_kind: I64) -> dict[str, int]:
+    """Counts by name of their kind, those that are not 0."""
+    named = zip(KIND_NAMES, by_kind.tolist(), strict=True)
+    return {name: count for name, count in named if count}

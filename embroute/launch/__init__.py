@@ -1,0 +1,1 @@
+"""Ranks as processes: start, rendezvous, liveness, exit codes."""

@@ -1,0 +1,130 @@
+"""Liveness: every rank writes a beat into the job's store and watches the beats of the others.
+
+A transfer may take long, so it has no short time-out; a rank whose beats stop is dead or cut off,
+and whoever waits for it would wait for ever. Then the process ends, whatever its threads wait for.
+A rank that is cut off itself may wait for the store's answer for ever, in spite of the store's own
+time-out: a thread of its own watches how long ago the last answer came.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import NoReturn, Self
+
+from embroute.launch.exit import TRY_AGAIN, exit_with_reason
+from embroute.transport.job_store import LAUNCHER, JobStore
+
+LEFT_JOB = "left"
+
+
+def interval(timeout_s: float) -> float:
+    """Seconds between two beats."""
+    if not timeout_s >= 1:
+        raise ValueError(f"--peer-timeout must be at least 1 second, got {timeout_s:g}")
+    return min(1.0, timeout_s / 10)
+
+
+def patience(timeout_s: float) -> float:
+    """Seconds of silence that end a rank: others must have ended by the time-out as well."""
+    return max(timeout_s - 3 * interval(timeout_s), timeout_s / 2)
+
+
+class Heartbeat:
+    """Beats while the context is open. The store's own time-out should be `patience`."""
+
+    def __init__(
+        self, store: JobStore, name: str, everyone: Sequence[str], timeout_s: float
+    ) -> None:
+        self.store, self.name, self.hosts_store = store, name, False
+        self.others = [other for other in everyone if other != name]
+        self.interval_s, self.patience_s = interval(timeout_s), patience(timeout_s)
+        self._launcher = os.environ.get(LAUNCHER)
+        self._all_here = False
+        self._answered = time.monotonic()
+        self._stop, self._gone = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.store.set(self._key(self.name), "0")
+        self._answered = time.monotonic()
+        self._thread.start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(2 * self.interval_s)
+        if kind is None:
+            with suppress(RuntimeError):  # the store's host left first: the job is over
+                self.store.set(self._key(self.name), LEFT_JOB)
+                if self.hosts_store:
+                    self._outlive_others()
+        self._gone.set()
+
+    def _outlive_others(self) -> None:
+        """Let everyone else leave first: the store ends with this process."""
+        deadline = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline:
+            self._answered = time.monotonic()
+            if all(beat == LEFT_JOB.encode() for beat in self._read().values()):
+                return
+            time.sleep(0.05)
+
+    def _key(self, name: str) -> str:
+        return f"beat/{name}"
+
+    def _run(self) -> None:
+        beats = {other: (b"", time.monotonic()) for other in self.others}
+        count = 0
+        while not self._stop.wait(self.interval_s):
+            count += 1
+            try:
+                self.store.set(self._key(self.name), str(count))
+                found = self._read()
+            except RuntimeError:
+                if self._stop.is_set():
+                    return  # the store's host left first: the job is over
+                self._end("lost contact with the host of the job's store")
+            now = self._answered = time.monotonic()
+            for other, beat in found.items():
+                if beat != beats[other][0] or beat == LEFT_JOB.encode():
+                    beats[other] = (beat, now)
+            silent = [other for other, (_, seen) in beats.items() if now - seen > self.patience_s]
+            if silent:
+                self._end(f"no sign of life from {', '.join(silent)} for {self.patience_s:.0f} s")
+
+    def _read(self) -> dict[str, bytes]:
+        """The others' latest beats, once all of them have begun to beat."""
+        keys = [self._key(other) for other in self.others]
+        self._all_here = self._all_here or self.store.check(keys)
+        values = self.store.multi_get(keys) if self._all_here else [b""] * len(keys)
+        return dict(zip(self.others, values, strict=True))
+
+    def _watch(self) -> None:
+        """End the process if the store does not answer: this rank is cut off, or the store is.
+
+        Nobody else watches the ranks of a launcher that is dead. Time in which this thread itself
+        could not run, on a suspended or crowded machine, is nobody's silence.
+        """
+        looked = time.monotonic()
+        while not self._gone.wait(self.interval_s):
+            now = time.monotonic()
+            self._answered += max(0.0, now - looked - 2 * self.interval_s)
+            looked = now
+            if self._launcher not in (None, str(os.getppid())):
+                self._end("lost the launcher")
+            if time.monotonic() - self._answered > self.patience_s:
+                self._end(f"no answer from the host of the job's store for {self.patience_s:.0f} s")
+
+    def _end(self, reason: str) -> NoReturn:
+        exit_with_reason(self.name, f"{reason}; ending", TRY_AGAIN)

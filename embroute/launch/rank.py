@@ -1,0 +1,131 @@
+"""A rank's identity: its name, its role, its node, and its channels to the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from embroute.transport.buffers import MessageTransport
+from embroute.transport.interface import AllReduce, Channel
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Who a rank is. Each channel is used by one thread only."""
+
+    name: str
+    num_workers: int
+    num_shards: int
+    control: Channel  # from the coordinator to everyone
+    rows: MessageTransport  # between shards and workers
+    allreduce: AllReduce  # sums over the workers
+    replies: Channel  # from everyone to the coordinator
+    central: Channel  # between the first shard and the workers: sums that go by way of it
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers, in order."""
+        return [f"worker{i}" for i in range(self.num_workers)]
+
+    @property
+    def shards(self) -> list[str]:
+        """Names of the shards, in order."""
+        return [f"shard{i}" for i in range(self.num_shards)]
+
+    @property
+    def role(self) -> str:
+        """coordinator, shard or worker."""
+        return self.name.rstrip("0123456789")
+
+    @property
+    def index(self) -> int:
+        """Number among the ranks of the same role."""
+        digits = self.name[len(self.role) :]
+        return int(digits) if digits else 0
+
+    @property
+    def peers(self) -> list[str]:
+        """Everyone but the coordinator."""
+        return [*self.shards, *self.workers]
+
+
+def rank_names(num_workers: int, num_shards: int) -> list[str]:
+    """All ranks of a job."""
+    workers = [f"worker{i}" for i in range(num_workers)]
+    return [COORDINATOR, *(f"shard{i}" for i in range(num_shards)), *workers]
+
+
+@dataclass(frozen=True)
+class RankTopology:
+    """The ranks on every node, in the order of their local numbers."""
+
+    nodes: Mapping[str, Sequence[str]]
+
+    def __post_init__(self) -> None:
+        every = [name for ranks in self.nodes.values() for name in ranks]
+        doubled = {name for name in every if every.count(name) > 1}
+        if doubled:
+            raise ValueError(f"nodes: {sorted(doubled)[0]} is given twice")
+        expected = rank_names(self.num_workers, self.num_shards)
+        if sorted(every) != sorted(expected):
+            wrong = sorted(set(every) ^ set(expected))
+            raise ValueError(
+                f"nodes: expected coordinator, shard0, shard1 ... and worker0, worker1 ... without "
+                f"gaps; see {', '.join(wrong)}"
+            )
+
+    def _count(self, role: str) -> int:
+        return sum(
+            name.startswith(role) and name[len(role) :].isdigit()
+            for ranks in self.nodes.values()
+            for name in ranks
+        )
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the job."""
+        return self._count("worker")
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the job."""
+        return self._count("shard")
+
+    @property
+    def num_homes(self) -> int:
+        """Nodes with a shard or a worker."""
+        return sum(any(name != COORDINATOR for name in ranks) for ranks in self.nodes.values())
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks of the job."""
+        return sum(len(ranks) for ranks in self.nodes.values())
+
+    def name(self, node: str, local_rank: int) -> str:
+        """Who the rank with this local number on a node is."""
+        if len(self.nodes) == 1:
+            (ranks,) = self.nodes.values()
+        elif node in self.nodes:
+            ranks = self.nodes[node]
+        else:
+            raise ValueError(
+                f"this machine is {node!r}, the run file has nodes {', '.join(self.nodes)}; say "
+                f"which one it is with --node-name"
+            )
+        if not 0 <= local_rank < len(ranks):
+            raise ValueError(
+                f"node {node!r} has {len(ranks)} ranks in the run file, the launcher started a "
+                f"rank number {local_rank} on it: use --nproc-per-node {len(ranks)}"
+            )
+        return ranks[local_rank]
+
+
+def on_one_node(num_workers: int, num_shards: int) -> RankTopology:
+    """All ranks on one machine."""
+    for option, count in (("workers", num_workers), ("shards", num_shards)):
+        if count < 1:
+            raise ValueError(f"--{option} must be at least 1, got {count}")
+    return RankTopology({"localhost": rank_names(num_workers, num_shards)})
+
+
+COORDINATOR = "coordinator"

@@ -1,0 +1,229 @@
+"""Start all ranks of a job on this machine, watch them, pass signals on, start them again.
+
+Ranks meet in a private folder, so no process of the job listens on a network. Each rank leaves the
+reason of its end in that folder: one rank's failure ends all others, and only the first is told.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from embroute.launch.exit import PERMANENT, TRY_AGAIN, reason_file
+from embroute.launch.rank import rank_names
+from embroute.transport.job_store import (
+    FOLDER,
+    LAUNCHER,
+    RESTART,
+    RUN_ID,
+    SECRET,
+    SHARDS_VARIABLE,
+    new_run_id,
+    scratch_folder,
+)
+
+SAVING_S = 3600.0  # for the checkpoint after a signal
+ENDING_S = 60.0  # for ranks to end by themselves after one has failed
+WATCH_POLL_S = 0.05
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FOLLOWERS = (TRY_AGAIN, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+class RunFailedError(RuntimeError):
+    """A job that did not come to its end; no rank is left."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class StoppedError(RunFailedError):
+    """A job that a signal ended."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped by {number.name}", 128 + number)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that ended first by its own fault."""
+
+    name: str
+    code: int  # as subprocess has it: negative for a signal
+    reason: str  # what the rank said, if anything
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        if self.reason:
+            return self.reason
+        how = f"exit code {self.code}" if self.code >= 0 else f"signal {-self.code}"
+        return f"the run failed: {self.name} ended first ({how})"
+
+    def by_signal(self, numbers: Sequence[int]) -> bool:
+        """Whether signals to the launcher were enough to end this rank."""
+        codes = {code for number in numbers for code in (-number, 128 + number)}
+        return self.code in {*codes, *_FOLLOWERS}
+
+    @property
+    def exit_code(self) -> int:
+        """An honest code for the launcher."""
+        return self.code if self.code > 0 else 128 - self.code
+
+
+@dataclass
+class Signals:
+    """Signals to the launcher, for as long as the context is open."""
+
+    received: list[signal.Signals] = field(default_factory=list)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        self.received.append(signal.Signals(number))
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Take signals in; afterwards they mean what they meant before."""
+        before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank runs, and the names of the ranks in the order of their numbers."""
+
+    command: Sequence[str]
+    ranks: Sequence[str]
+    restarts: int = 0
+    run_id: str = field(default_factory=new_run_id)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def script_ranks(workers: int, shards: int) -> tuple[list[str], dict[str, str]]:
+    """The ranks of a script, and what tells `prepare` how many of them are shards."""
+    return rank_names(workers, shards), {SHARDS_VARIABLE: str(shards)}
+
+
+def supervise(
+    program: Program, again: Callable[[], str] = str, say: Callable[[str], None] | None = None
+) -> None:
+    """Run a program's ranks to their end; `again` tells where a restart goes on from.
+
+    Errors that a restart would meet again use up none.
+    """
+    tell = say or _say
+    signals = Signals()
+    with scratch_folder("job") as folder, signals.heeded():
+        secret = secrets.token_hex(32)
+        for attempt in range(program.restarts + 1):
+            shared = {FOLDER: str(folder), LAUNCHER: str(os.getpid()), RUN_ID: program.run_id}
+            shared |= {SECRET: secret, RESTART: str(attempt)}
+            failure = RankProcesses(program, shared, signals).run()
+            if signals.received and (failure is None or failure.by_signal(signals.received)):
+                raise StoppedError(signals.received[0])
+            if failure is None:
+                return
+            final = attempt == program.restarts or failure.code in PERMANENT
+            if final or signals.received:
+                raise RunFailedError(failure.text, failure.exit_code)
+            tell(f"{failure.text}; restart {attempt + 1} of {program.restarts}{again()}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"embroute: {text}\n")
+    sys.stderr.flush()
+
+
+class RankProcesses:
+    """The processes of one attempt."""
+
+    def __init__(self, program: Program, shared: Mapping[str, str], signals: Signals) -> None:
+        self._names, self._signals = program.ranks, signals
+        self._shared = {**program.environment, **shared}
+        self._passed_on = len(signals.received)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended: list[int] = []  # ranks in the order of their ends
+        self._deadline = math.inf  # of all ranks
+        try:
+            for rank in range(len(program.ranks)):
+                environment = os.environ | self._environment(rank)
+                self._processes.append(subprocess.Popen(program.command, env=environment))
+        except BaseException:
+            self._kill()
+            raise
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        size = str(len(self._names))
+        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        numbers |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        # One thread per rank: several ranks share the machine's cores.
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        return {**self._shared, **numbers, **threads}
+
+    def run(self) -> Failure | None:
+        """Wait for all ranks; the failure, if one of them failed."""
+        try:
+            while len(self._ended) < len(self._processes):
+                self._look()
+                self._pass_signals_on()
+                self._hurry()
+                time.sleep(WATCH_POLL_S)
+        except BaseException:
+            self._kill()
+            raise
+        return self._failure()
+
+    def _hurry(self) -> None:
+        """End the ranks that a signal, or another rank's failure, has not ended in time."""
+        if self._signals.received:
+            self._deadline = min(self._deadline, time.monotonic() + SAVING_S)
+        if any(self._processes[rank].returncode for rank in self._ended):
+            if self._deadline == math.inf:
+                self._send(signal.SIGTERM)
+            self._deadline = min(self._deadline, time.monotonic() + ENDING_S)
+        if time.monotonic() > self._deadline:
+            self._kill()
+
+    def _look(self) -> None:
+        for rank, process in enumerate(self._processes):
+            if rank not in self._ended and process.poll() is not None:
+                self._ended.append(rank)
+
+    def _pass_signals_on(self) -> None:
+        for number in self._signals.received[self._passed_on :]:
+            self._send(number)
+        self._passed_on = len(self._signals.received)
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send_signal(number)  # does nothing to one that has ended
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _failure(self) -> Failure | None:
+        """The first to end with an error of its own, else the first that lost another."""
+        failed = [rank for rank in self._ended if self._processes[rank].returncode]
+        if not failed:
+            return None
+        codes = {rank: self._processes[rank].returncode for rank in failed}
+        first = next((rank for rank in failed if codes[rank] not in _FOLLOWERS), failed[0])
+        path = reason_file(Path(self._shared[FOLDER]), int(self._shared[RESTART]), first)
+        reason = path.read_text() if path.exists() else ""
+        return Failure(self._names[first], codes[first], reason)

@@ -1,0 +1,1 @@
+"""The PyTorch front end: `prepare`, routed layers, a worker's training session."""

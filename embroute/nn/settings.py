@@ -1,0 +1,204 @@
+"""The settings of a job, as `prepare` takes them, and their errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+from embroute.checkpoint.rank_files import Stateful
+from embroute.config.cluster import Cluster
+from embroute.config.spec import LIMITS, Limit, Size, parse_path, parse_size, shown
+from embroute.nn.tensor_batches import UserLookups
+from embroute.policies.catalog import policy_of
+
+
+class Settings(TypedDict, total=False):
+    """What a job may be told beside its model, optimizer and loader."""
+
+    policy: str
+    cache: Size | float | str
+    network: Cluster | str
+    shards: int  # of a job on one node; `nodes` says who sits where in any other
+    nodes: Mapping[str, Sequence[str]]
+    node: str  # this machine's name among them, unless it is its host name
+    peer_timeout: float
+    lookups: UserLookups
+    min_rows: int
+    epochs: int
+    max_steps: int
+    quotas: tuple[float, ...]
+    compute_ms_per_sample: float  # of the reference worker; 0: not known
+    held_out: Iterable[object]
+    evaluate_every: int
+    decay: float
+    seed: int
+    device: str
+    compare_with: str
+    checkpoint: Path | str  # folder of checkpoints
+    checkpoint_every: int
+    keep: int
+    resume: bool  # from the newest checkpoint in the folder, if there is one
+    fall_back: bool  # with resume: pass over a damaged checkpoint for the newest that is whole
+    tables: Path | str  # initial values
+    extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
+    stop: threading.Event  # asks for a checkpoint and an early end
+    debug: str  # steps: count what moves step by step; versions: let versions travel with rows
+
+
+DEBUG = ("steps", "versions")
+_NEEDED = {"checkpoint_every": "checkpoint", "resume": "checkpoint", "evaluate_every": "held_out"}
+_SHARE = Limit(0, 10**9, whole=False)
+Check = Callable[[str, object], None]  # of a setting's name, as errors have it, and its value
+
+
+def _is(kinds: type | tuple[type, ...], what: str) -> Check:
+    """A check of a value's type."""
+
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} must be {what}, got {shown(value)}")
+
+    return check
+
+
+def _has(methods: Sequence[str], what: str) -> Check:
+    """A check of what a value can do."""
+
+    def check(name: str, value: object) -> None:
+        if isinstance(value, type) or not all(callable(getattr(value, m, None)) for m in methods):
+            raise ValueError(f"{name} must be {what}, got {shown(value)}")
+
+    return check
+
+
+_text = _is(str, "a text")
+_stateful = _has(("state_dict", "load_state_dict"), "an object with state_dict()")
+
+
+def _path(name: str, value: object) -> None:
+    _is((str, os.PathLike), "a path")(name, value)
+    parse_path(name, os.fspath(value))  # type: ignore[call-overload]
+
+
+def _folder(name: str, value: object) -> None:
+    """A folder that is there, or can be made where its nearest parent is."""
+    _path(name, value)
+    path = Path(str(value)).absolute()
+    try:
+        nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    except OSError as error:  # too long, say
+        raise ValueError(f"{name}{shown(str(value))}: {error.strerror}") from None
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        fault = "cannot be written to" if nearest.is_dir() else "is no folder"
+        raise ValueError(f"{name}{shown(str(value))}: {nearest} {fault}")
+
+
+def _policy(name: str, value: object) -> None:
+    _is(str, "the name of a policy")(name, value)
+    policy_of(name, str(value))
+
+
+def _cache(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Size | str | int | float):
+        raise ValueError(f"{name} must look like 0.1, '10%' or '256MB', got {shown(value)}")
+    if not isinstance(value, Size):
+        parse_size(name, str(value))
+
+
+def _quotas(name: str, value: object) -> None:
+    if value is None:
+        return
+    _is((list, tuple), "a list of numbers, one a worker")(name, value)
+    assert isinstance(value, list | tuple)
+    for share in value:
+        _SHARE.check(f"{name}{shown(value)}: a share", share)
+    if value and not sum(value):
+        raise ValueError(f"{name} must have a share above 0, got {shown(value)}")
+
+
+def _nodes(name: str, value: object) -> None:
+    _is(Mapping, "a mapping of nodes to lists of ranks")(name, value)
+    assert isinstance(value, Mapping)
+    for node, ranks in value.items():
+        listed = isinstance(ranks, list | tuple) and all(isinstance(rank, str) for rank in ranks)
+        if not isinstance(node, str) or not listed:
+            raise ValueError(f"{name}{shown(node)} must be a list of ranks, got {shown(ranks)}")
+
+
+def _extras(name: str, value: object) -> None:
+    _is(Mapping, "a mapping of names to objects with state_dict()")(name, value)
+    assert isinstance(value, Mapping)
+    for key, entry in value.items():
+        _text(f"{name} a name", key)
+        _stateful(f"{name}{shown(key)}", entry)
+
+
+def _debug(name: str, value: object) -> None:
+    if value not in DEBUG:
+        raise ValueError(f"{name} must be one of {', '.join(DEBUG)}, got {shown(value)}")
+
+
+def _held_out(name: str, value: object) -> None:
+    if value is not None:
+        _has(("__iter__",), "batches to iterate over")(name, value)
+
+
+# What every setting may be; numbers have their range in LIMITS.
+_CHECKS: Mapping[str, Check] = {
+    "policy": _policy,
+    "cache": _cache,
+    "network": _is((Cluster, str), "a Cluster, a preset or a YAML file"),
+    "nodes": _nodes,
+    "node": _text,
+    "lookups": _has(("__call__",), "a function of a batch"),
+    "quotas": _quotas,
+    "held_out": _held_out,
+    "device": _is((str, torch.device), "a device of torch"),
+    "compare_with": _policy,
+    "checkpoint": _folder,
+    "resume": _is(bool, "True or False"),
+    "fall_back": _is(bool, "True or False"),
+    "tables": _path,
+    "extras": _extras,
+    "stop": _has(("is_set",), "a threading.Event"),
+    "debug": _debug,
+}
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse a setting that nobody reads, or that has no meaning."""
+    unknown = sorted(set(settings) - set(Settings.__annotations__))
+    if unknown:
+        known = ", ".join(Settings.__annotations__)
+        raise ValueError(f"prepare: unknown setting {shown(unknown[0])} (known: {known})")
+    given: Mapping[str, object] = {**settings}
+    for name, value in given.items():
+        if name in LIMITS:
+            LIMITS[name].check(f"{name}=", value)
+        elif name in _CHECKS:
+            _CHECKS[name](f"{name}=", value)
+    if settings.get("debug") == "versions" and settings.get("resume"):
+        raise ValueError("debug='versions': a checkpoint holds no versions, so it must not resume")
+    for name, needed in _NEEDED.items():
+        if given.get(name) and given.get(needed) is None:
+            raise ValueError(f"{name}={given[name]!r} has no meaning without {needed}=")
+
+
+def check_loader(loader: object) -> None:
+    """Refuse what gives no batches; only the coordinator reads it."""
+    if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Mapping | type):
+        raise TypeError(
+            f"loader must give batches when iterated over, such as a DataLoader or a list, got "
+            f"{shown(loader)}"
+        )
+
+
+def cache_size(settings: Settings) -> Size:
+    """The cache of a worker that a user asked for, however it was written."""
+    size = settings.get("cache", 0.1)
+    return size if isinstance(size, Size) else parse_size("cache=", str(size))

@@ -1,0 +1,201 @@
+"""The seams between the parts of a policy: what each sees and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from embroute.config.spec import Size
+from embroute.data.batch import Batch
+from embroute.data.window import Window
+from embroute.kernels.array_types import I32, I64, U8
+from embroute.kernels.codes import VALUE_STATE
+from embroute.kernels.touches import Touches
+from embroute.planner.kernels.cache import CachedCopies, Placement
+from embroute.planner.kernels.eviction import EvictionMoves
+from embroute.planner.kernels.transfers import Decision, StepRows
+from embroute.planner.setup import Setup
+from embroute.planner.state import Needs, SearchState, State
+
+
+@dataclass(frozen=True)
+class DispatchContext:
+    """What a dispatch sees. `found`: cells of the batch's rows, FRESH where readable as is."""
+
+    window: Window
+    state: State
+    rows: StepRows
+    copies: CachedCopies
+    quotas_W: I64
+    everywhere: I32  # rows that every worker touches, wherever samples go
+
+
+@dataclass(frozen=True)
+class SyncContext:
+    """What a sync sees once every sample has its worker; `found` has the cells themselves."""
+
+    window: Window
+    state: State
+    rows: StepRows
+    copies: CachedCopies
+    touches: Touches
+    cell_T: I32  # the copy of each touch
+    arena_T: U8
+    everywhere: I32  # rows that every worker touches
+
+    @property
+    def copies_UW(self) -> I32:
+        """Cells of the step's rows."""
+        return self.copies.copies_UW
+
+
+@dataclass(frozen=True)
+class ExtraRows:
+    """Rows a sync adds to those of the batch, and which rows of the step all workers touch.
+
+    `hot_next`: the next step brings the replicas up to date, so it needs every hot row.
+    """
+
+    rows: I64
+    everywhere: I32  # indices into the batch's distinct rows followed by `rows`
+    hot_next: bool = False
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The worker of each sample; a dispatch that looks ahead says what it means to do next."""
+
+    worker_S: I32
+    memory: SearchState | None = None
+
+
+DispatchFunction = Callable[[DispatchContext], Assignment]
+Readable = Callable[[State, StepRows, CachedCopies], CachedCopies]
+
+
+def as_stored(state: State, rows: StepRows, found: CachedCopies) -> CachedCopies:
+    """A copy is readable where its cell says FRESH."""
+    return found
+
+
+def no_extra(window: Window, state: State) -> ExtraRows:
+    """Only the batch's own rows take part in the step."""
+    return ExtraRows(np.empty(0, np.int64), np.empty(0, np.int32))
+
+
+class Candidate(NamedTuple):
+    """A way to begin a run: as it is tried, as it is gone, and what a step takes at least."""
+
+    trial: Dispatch
+    dispatch: Dispatch
+    least_s: float
+
+
+class WarmStart(NamedTuple):
+    """Ways to begin a run, each to be tried on its first batches before one is chosen."""
+
+    steps: int
+    candidates: Callable[[Setup, int], list[Candidate]]  # of a setup and the samples of a step
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Which worker trains which sample."""
+
+    name: str
+    choose: DispatchFunction
+    looks_at_caches: bool = True
+    needs_access: bool = False
+    ahead: int = 0  # batches that it deals before their step
+    timed: bool = False  # whether it learns what each worker waits for
+    free: bool = False  # whether it chooses how many samples each worker gets
+    warm_start: WarmStart | None = None
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Which rows move before and after a step, and who applies updates."""
+
+    name: str
+    decide: Callable[[SyncContext], Decision]
+    extra: Callable[[Window, State], ExtraRows] = no_extra
+    readable: Readable = as_stored
+    record: int = VALUE_STATE  # what comes home from a copy with unpushed updates
+    bound: int = 0  # updates a read may miss; 0 is exact
+    caches: bool = True  # whether copies outlive their step
+    shared_memory: bool = False  # whether rows are read and trained where the shards keep them
+    replicates: bool = False
+    pipelined: bool = False  # urgent pushes and late pulls move in parts, beside each other
+    local_init: bool = False  # workers make the initial values of rows that nobody has trained yet
+    refused_optimizers: tuple[str, ...] = ()
+    lookahead: int = 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether every read sees every earlier update."""
+        return self.bound == 0
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Which copy leaves a full cache: copies sit in buckets, buckets are emptied in an order."""
+
+    name: str
+    num_buckets: int
+    order: Callable[[int], I32]  # step -> buckets in the order in which they lose copies
+    moves: Callable[[SyncContext, Decision, Placement], EvictionMoves]
+    lookahead: int = 1
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """A stage before the window that changes the order of samples, and the hot set it uses."""
+
+    name: str
+    choose_hot: Callable[[I64, Setup], I64]  # access counts per row -> ids of hot rows
+    stream: Callable[[Iterator[Batch], State], Iterator[Batch]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A system: its parts, and what it promises."""
+
+    name: str
+    dispatch: Dispatch
+    sync: Sync
+    evict: Evict
+    regroup: Regroup | None = None
+    workers: str = "all"  # all, fast, or a list such as 0+1+2
+    unbounded: bool = False  # a reference line whose caches never fill
+
+    def room(self, asked: Size) -> Size:
+        """The caches that it is given: of a reference line all rows, in place none."""
+        if self.sync.shared_memory:
+            return Size(0.0, "share")
+        return Size(1.0, "share") if self.unbounded else asked
+
+    @property
+    def lookahead(self) -> int:
+        """Batches after the current one that its decisions read."""
+        return max(1, self.dispatch.ahead, self.sync.lookahead, self.evict.lookahead)
+
+    @property
+    def exact(self) -> bool:
+        """Whether training with it equals single-process training on the same batches."""
+        return self.sync.exact
+
+    @property
+    def order_changed(self) -> bool:
+        """Whether samples are trained in another order than the data's."""
+        return self.regroup is not None
+
+    @property
+    def needs(self) -> Needs:
+        """What its parts want kept in the state."""
+        clocks, access = not self.sync.exact, self.dispatch.needs_access
+        dispatch = self.dispatch
+        learns = (dispatch.ahead, dispatch.timed, dispatch.free)
+        return Needs(self.evict.num_buckets, clocks, access, *learns)

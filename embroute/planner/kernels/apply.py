@@ -1,0 +1,210 @@
+"""What a step leaves behind in the caches: copies come and go, clocks advance.
+
+Axes: W workers, C slots, R rows, U distinct rows of the step, T touches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embroute.kernels.array_types import I32, I64, U8
+from embroute.kernels.codes import (
+    CLOCK,
+    DIRTY,
+    EXCLUSIVE,
+    FILL,
+    FRESH,
+    HIT,
+    LOCAL,
+    NOTHING,
+    REPLICA,
+    ROW,
+    SEVERAL,
+    SHARED,
+    SLOT_MASK,
+    START,
+    UNHELD,
+    USED,
+)
+from embroute.kernels.jit import inlined, kernel
+from embroute.kernels.memory import AHEAD, index, nonzero, prefetch
+from embroute.kernels.touches import Touches
+from embroute.planner.kernels.cache import CachedCopies, Caches, Cells, Placement
+from embroute.planner.kernels.transfers import Decision, StepRows, Transfers
+
+
+@kernel
+def mark_clean(cell_NW: I32, number: I32, worker: I32) -> None:
+    """Copies whose update went home hold nothing the shard does not have."""
+    for i in range(len(number)):
+        cell_NW[index(number[i]), index(worker[i])] &= ~DIRTY
+
+
+@inlined
+def _after(mode: int, pushed: int) -> int:
+    """Bits of a touched copy after the step, without branches: modes come in any order."""
+    fresh = (mode == EXCLUSIVE) | (mode == FILL)
+    dirty = ((mode == EXCLUSIVE) & (pushed == NOTHING)) | (mode == LOCAL)
+    return FRESH * fresh | DIRTY * dirty
+
+
+@kernel
+def _settle_replicas(caches: Caches, rows: StepRows, touches: Touches, mode_T: U8) -> None:
+    """Every replica is up to date and the shard is not; one of them will bring the row home."""
+    cell_NW, slots, rows_U = caches.cells.cell_NW, caches.slot_WCF, rows.rows_U
+    num_workers = cell_NW.shape[1]
+    for t in range(len(mode_T)):
+        if mode_T[t] != REPLICA:
+            continue
+        row = rows_U[touches.unique_T[t]]
+        number = caches.cells.number_R[row]
+        for k in range(num_workers):
+            slot = (cell_NW[number, k] & SLOT_MASK) - 1
+            if slot >= 0:
+                keeper = DIRTY if k == row % num_workers else 0
+                cell_NW[number, k] = (slot + 1) | FRESH | keeper
+                slots[k, slot, USED] = rows.step + 1
+
+
+@kernel
+def _take_slots(
+    caches: Caches, rows: StepRows, touches: Touches, need_T: U8, placement: Placement
+) -> None:
+    """Victims leave and missing rows take their slots."""
+    cells, slots, used_WA = caches.cells, caches.slot_WCF, caches.used_WA
+    worker_T, unique_T = touches.worker_T, touches.unique_T
+    slot_T, victim_T = placement.slot_T, placement.victim_T
+    for t in nonzero(victim_T >= 0):
+        number = cells.number_R[index(victim_T[t])]
+        cells.cell_NW[index(number), index(worker_T[t])] = 0
+    for t in nonzero(need_T & UNHELD != 0):
+        w, slot, u = index(worker_T[t]), index(slot_T[t]), index(unique_T[t])
+        slots[w, slot, ROW] = rows.rows_U[u]
+        a = index(rows.arena_U[u])
+        used_WA[w, a] = max(used_WA[w, a], slot - caches.first_WA[w, a] + 1)
+
+
+@kernel
+def number_rows(cells: Cells, rows_U: I64, touches: Touches, number_U: I32) -> I32:
+    """The numbers of the step's rows, after those touched for the first time got theirs."""
+    out_U, first_U = number_U.copy(), touches.first_U
+    new = nonzero((number_U == 0) & (first_U[:-1] < first_U[1:]))
+    for i in range(len(new)):
+        prefetch(cells.number_R, (rows_U[new[i]],))
+    for i in range(len(new)):
+        out_U[new[i]] = cells.numbered[0] + i + 1
+        cells.number_R[index(rows_U[new[i]])] = out_U[new[i]]
+    cells.numbered[0] += len(new)
+    return out_U
+
+
+@inlined
+def _outdate(cell_NW: I32, number: int, only: int) -> None:
+    """Copies of a row that an exact update changes are no longer up to date, whoever holds them."""
+    if only == SEVERAL:
+        for k in range(cell_NW.shape[1]):
+            cell_NW[number, k] &= SLOT_MASK
+    else:
+        # Without a holder no cell has bits to lose; to ask costs more than to clear one.
+        cell_NW[number, index(max(only, 0))] &= SLOT_MASK
+
+
+@kernel
+def apply_step(
+    caches: Caches,
+    rows: StepRows,
+    touches: Touches,
+    decision: Decision,
+    placement: Placement,
+    found: CachedCopies,
+) -> None:
+    """Victims leave, missing rows take their slots, and the cells of the step's rows are set."""
+    _take_slots(caches, rows, touches, decision.need_T, placement)
+    number_U = number_rows(caches.cells, rows.rows_U, touches, found.number_U)
+    cell_NW, only_U, slot_T = caches.cells.cell_NW, found.only_U, placement.slot_T
+    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
+    mode_T, push_T = decision.mode_T, decision.push_T
+    replicas = False
+    for u in range(len(number_U)):
+        soon = min(u + AHEAD, len(number_U) - 1)
+        prefetch(cell_NW, (number_U[soon], max(only_U[soon], 0)))
+        first, last = index(first_U[u]), index(first_U[u + 1])
+        if first == last:
+            continue
+        n = index(number_U[u])
+        if mode_T[index(of_row_T[first])] <= SHARED:
+            _outdate(cell_NW, n, only_U[u])
+        for i in range(first, last):
+            t = index(of_row_T[i])
+            cell_NW[n, index(worker_T[t])] = (slot_T[t] + 1) | _after(mode_T[t], push_T[t])
+            replicas |= mode_T[t] == REPLICA
+    if replicas:
+        _settle_replicas(caches, rows, touches, mode_T)
+
+
+@kernel
+def drop_copies(caches: Caches, rows: StepRows, touches: Touches, drop_T: U8) -> None:
+    """Copies that do not outlive the step leave."""
+    cells, rows_U = caches.cells, rows.rows_U
+    unique_T, worker_T = touches.unique_T, touches.worker_T
+    for t in range(len(drop_T)):
+        if drop_T[t]:
+            number = cells.number_R[index(rows_U[index(unique_T[t])])]
+            cells.cell_NW[index(number), index(worker_T[t])] = 0
+
+
+@kernel
+def advance_clocks(
+    caches: Caches,
+    rows: StepRows,
+    touches: Touches,
+    decision: Decision,
+    placement: Placement,
+    pushed: tuple[Transfers, Transfers],
+) -> None:
+    """Advance the clocks by a step. `pushed`: returns, which land before it, and evictions."""
+    returned, evicted = pushed
+    clocks, clock_R, rows_U = caches.clock_WC2, caches.clock_R, rows.rows_U
+    worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
+    for i in range(len(returned.row)):
+        clock = clocks[returned.worker[i], returned.slot[i], CLOCK]
+        clock_R[returned.row[i]] = max(clock_R[returned.row[i]], clock)
+    # The slots of evicted copies are about to be taken over.
+    left = np.empty(len(evicted.row), np.int32)
+    for i in range(len(left)):
+        left[i] = clocks[evicted.worker[i], evicted.slot[i], CLOCK]
+    slot_T = placement.slot_T
+    for t in range(len(slot_T)):
+        w, slot = worker_T[t], slot_T[t]
+        if need_T[t] != HIT:
+            clock = clock_R[rows_U[unique_T[t]]]
+            clocks[w, slot, START] = clock
+            clocks[w, slot, CLOCK] = clock
+        clocks[w, slot, CLOCK] += 1
+    for i in range(len(left)):
+        clock_R[evicted.row[i]] = max(clock_R[evicted.row[i]], left[i])
+
+
+@kernel
+def count_lookups(access_R: I32, rows: I64) -> None:
+    """Add a batch's look-ups to the counts per row."""
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            access_R[rows[i]] += 1
+
+
+@kernel
+def learn_affinity(affinity_NW: U8, number_R: I32, touches: Touches, rows_U: I64) -> None:
+    """Let what is known of where a row is used move towards where this step used it."""
+    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
+    num_workers = affinity_NW.shape[1]
+    for u in range(len(rows_U)):
+        first, last = index(first_U[u]), index(first_U[u + 1])
+        if first == last:
+            continue
+        n, share = index(number_R[index(rows_U[u])]), 63 // (last - first)
+        for w in range(num_workers):
+            old = np.int64(affinity_NW[n, index(w)])
+            affinity_NW[n, index(w)] = (3 * old) >> 2
+        for i in range(first, last):
+            affinity_NW[n, index(worker_T[index(of_row_T[i])])] += share

@@ -1,0 +1,221 @@
+"""Lists of transfers: building them from the decisions of a step, and counting them.
+
+Axes: T touches, U distinct rows, W workers, K shards, N transfers, X kinds of record, A arenas.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from embroute.kernels.array_types import I32, I64, U8, U32
+from embroute.kernels.codes import (
+    DIRTY,
+    EARLY,
+    EVICT_PUSH,
+    GRADIENT,
+    HIT,
+    LATE,
+    LAZY,
+    MISS,
+    MISS_PULL,
+    NEW,
+    NOTHING,
+    NUM_KINDS,
+    NUM_PHASES,
+    SHARED,
+    SLOT_MASK,
+    STALE_PULL,
+    UPDATE_PUSH,
+    URGENT,
+    USED,
+    VALUE,
+    VALUE_STATE,
+)
+from embroute.kernels.jit import kernel
+from embroute.kernels.memory import index, nonzero, prefetch
+from embroute.kernels.touches import Touches
+from embroute.planner.kernels.cache import RETURNED, Caches, Placement, marked, victim_cells
+
+
+class Transfers(NamedTuple):
+    """Rows that move between a worker and their shards."""
+
+    worker: I32
+    row: I64
+    slot: I32
+    arena: U8
+    kind: U8
+    record: U8
+    phase: U8
+
+
+class StepRows(NamedTuple):
+    """The distinct rows of a step and when they are used before and after it."""
+
+    rows_U: I64
+    before_U: I32
+    later_U: I32
+    arena_U: U8
+    step: int
+
+
+class Decision(NamedTuple):
+    """What a sync decides: what each touch needs, who applies it, and what is pushed when."""
+
+    need_T: U8
+    mode_T: U8
+    push_T: U8  # record pushed after the step, or NOTHING
+    drop_T: U8  # whether the copy leaves the cache after the step
+    return_worker: I32  # copies of rows of the step that come home before it
+    return_unique: I32
+    record: int  # what a return or an eviction carries
+
+
+@kernel
+def empty(count: int) -> Transfers:
+    """Room for transfers."""
+    return Transfers(
+        np.empty(count, np.int32),
+        np.empty(count, np.int64),
+        np.empty(count, np.int32),
+        np.empty(count, np.uint8),
+        np.empty(count, np.uint8),
+        np.empty(count, np.uint8),
+        np.empty(count, np.uint8),
+    )
+
+
+@kernel
+def returns(caches: Caches, rows: StepRows, decision: Decision, copies_UW: I32) -> Transfers:
+    """Updates that come home before the step because someone else needs the row."""
+    slots, rows_U, arena_U, step = caches.slot_WCF, rows.rows_U, rows.arena_U, rows.step
+    holder, unique, record = decision.return_worker, decision.return_unique, decision.record
+    out = empty(len(holder))
+    worker, row, slot_of, arena, kind, what, phase = out
+    for i in range(len(row)):
+        w, u = index(holder[i]), index(unique[i])
+        slot = (copies_UW[u, w] & SLOT_MASK) - 1
+        prefetch(slots, (w, slot, USED))
+        worker[i], row[i], slot_of[i] = w, rows_U[u], slot
+        arena[i], kind[i], what[i] = arena_U[u], UPDATE_PUSH, record
+    for i in range(len(row)):
+        # Trained in the step before: the update exists only after that step's backward pass.
+        trained = slots[index(worker[i]), index(slot_of[i]), USED] == step
+        phase[i] = URGENT if trained else EARLY
+    return out
+
+
+@kernel
+def _losing(caches: Caches, touches: Touches, placement: Placement) -> U32:
+    """Touches whose victim holds an update that nothing else brings home."""
+    slots, planning = caches.slot_WCF, caches.planning[0]
+    worker_T, slot_T = touches.worker_T, placement.slot_T
+    chosen = nonzero(placement.victim_T >= 0)
+    cells = victim_cells(caches.cells, touches, placement, chosen)
+    for i in range(len(chosen)):
+        w, slot = index(worker_T[chosen[i]]), index(slot_T[chosen[i]])
+        if cells[i] & DIRTY and marked(slots, w, slot, RETURNED, planning):
+            cells[i] = 0
+    lost: U32 = chosen[nonzero(cells & DIRTY != 0)]
+    return lost
+
+
+@kernel
+def evictions(
+    caches: Caches, rows: StepRows, touches: Touches, placement: Placement, record: int, lazy: bool
+) -> Transfers:
+    """Updates of copies that lose their slot. `lazy`: they may arrive after the step's reads."""
+    chosen = _losing(caches, touches, placement)
+    slots, arena_U, step = caches.slot_WCF, rows.arena_U, rows.step
+    worker_T, unique_T, slot_T = touches.worker_T, touches.unique_T, placement.slot_T
+    out = empty(len(chosen))
+    worker, row, slot_of, arena, kind, what, phase = out
+    for i in range(len(chosen)):
+        t = chosen[i]
+        w, slot = worker_T[t], slot_T[t]
+        worker[i], row[i], slot_of[i] = w, placement.victim_T[t], slot
+        arena[i], kind[i], what[i] = arena_U[unique_T[t]], EVICT_PUSH, record
+        trained = slots[w, slot, USED] == step
+        phase[i] = LAZY if lazy else (URGENT if trained else EARLY)
+    return out
+
+
+@kernel
+def pulls(
+    caches: Caches, rows: StepRows, touches: Touches, decision: Decision, placement: Placement
+) -> Transfers:
+    """Rows that workers need and do not have, or not up to date."""
+    slots, unused_WA = caches.slot_WCF, caches.first_WA + caches.used_WA
+    rows_U, before_U, arena_U = rows.rows_U, rows.before_U, rows.arena_U
+    worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
+    mode_T, slot_T, step = decision.mode_T, placement.slot_T, rows.step
+    chosen = nonzero((need_T != HIT) & (need_T != NEW))
+    out = empty(len(chosen))
+    worker, row, slot_of, arena, kind, what, phase = out
+    for i in range(len(chosen)):
+        t = chosen[i]
+        w, u, slot = index(worker_T[t]), index(unique_T[t]), index(slot_T[t])
+        worker[i], row[i], slot_of[i], arena[i] = w, rows_U[u], slot, arena_U[u]
+        kind[i] = MISS_PULL if need_T[t] == MISS else STALE_PULL
+        # Whoever applies the optimizer needs its state as well.
+        what[i] = VALUE if mode_T[t] == SHARED else VALUE_STATE
+        # A row that the step before trains, or a slot that it uses, is free only after its
+        # backward pass. A held row's slot is used only with the row.
+        busy = before_U[u] == step - 1
+        if (need_T[t] == MISS) & (slot < unused_WA[w, index(arena_U[u])]):
+            busy |= slots[w, slot, USED] == step
+        phase[i] = LATE if busy and step > 0 else EARLY
+    return out
+
+
+@kernel
+def updates(
+    rows: StepRows, touches: Touches, decision: Decision, placement: Placement
+) -> Transfers:
+    """Gradients and values that leave after the step."""
+    rows_U, later_U, arena_U, step = rows.rows_U, rows.later_U, rows.arena_U, rows.step
+    worker_T, unique_T, slot_T = touches.worker_T, touches.unique_T, placement.slot_T
+    push_T, drop_T = decision.push_T, decision.drop_T
+    out = empty(int((push_T != NOTHING).sum()))
+    worker, row, slot_of, arena, kind, what, phase = out
+    i = index(0)
+    for t in range(len(push_T)):
+        if push_T[t] == NOTHING:
+            continue
+        u = index(unique_T[t])
+        worker[i], row[i], slot_of[i], arena[i] = worker_T[t], rows_U[u], slot_T[t], arena_U[u]
+        evicted = drop_T[t] and push_T[t] != GRADIENT
+        kind[i] = EVICT_PUSH if evicted else UPDATE_PUSH
+        what[i] = push_T[t]
+        phase[i] = URGENT if later_U[u] == step + 1 else LAZY
+        i += index(1)
+    return out
+
+
+@kernel
+def tally(transfers: Transfers, record_bytes_XA: I64, rows_WKIP: I64, bytes_WKIP: I64) -> None:
+    """Add transfers to counts per worker, shard, kind and phase."""
+    num_shards = rows_WKIP.shape[1]
+    worker, row, _, arena, kind, record, phase = transfers
+    for i in range(len(row)):
+        w, k = worker[i], row[i] % num_shards
+        rows_WKIP[w, k, kind[i], phase[i]] += 1
+        bytes_WKIP[w, k, kind[i], phase[i]] += record_bytes_XA[record[i], arena[i]]
+
+
+NO_TRANSFERS = Transfers(
+    np.empty(0, np.int32),
+    np.empty(0, np.int64),
+    np.empty(0, np.int32),
+    np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+    np.empty(0, np.uint8),
+)
+
+
+def empty_counts(num_workers: int, num_shards: int) -> I64:
+    """Zeros of the shape that `tally` fills."""
+    return np.zeros((num_workers, num_shards, NUM_KINDS, NUM_PHASES), np.int64)

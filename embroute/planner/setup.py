@@ -1,0 +1,170 @@
+"""What is fixed for a run: tables and their widths, record sizes, cache capacities, quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.config.cluster import Cluster
+from embroute.config.spec import LARGEST_WIDTH, Size, parse_int, shown
+from embroute.cost.step_time import record_bytes
+from embroute.data.schema import Schema
+from embroute.kernels.array_types import F64, I64, U8
+from embroute.kernels.codes import SLOT_MASK, VALUE_STATE
+
+LARGEST_SHARE = 1e9
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Tables, cluster, caches and quotas. Axes: W workers, A arenas (tables of one width)."""
+
+    schema: Schema
+    cluster: Cluster
+    dim: int | tuple[int, ...] = 64  # one width, or one per table
+    batch_size: int = 1024  # samples of a step, all workers together
+    optimizer: str = "sgd"
+    cache: Size = field(default_factory=lambda: Size(0.1, "share"))
+    shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty
+    seed: int = 0
+    seeded: bool = True  # initial rows follow from the seed: whoever needs one first can make it
+
+    def __post_init__(self) -> None:
+        tables = self.schema.tables
+        if len(self.widths) != len(tables):
+            raise ValueError(
+                f"--dim names {len(self.widths)} widths, the data has {len(tables)} tables"
+            )
+        for width in self.widths:
+            if not 1 <= width <= LARGEST_WIDTH:
+                raise ValueError(f"--dim must be between 1 and {LARGEST_WIDTH}, got {shown(width)}")
+        if not self.cluster.workers or not self.cluster.shards:
+            raise ValueError(
+                f"the network has {self.cluster.num_workers} workers and "
+                f"{self.cluster.num_shards} shards, a job needs at least one of each"
+            )
+        if self.schema.num_rows >= 2**31:
+            raise ValueError(
+                f"at most {2**31 - 1} rows in all, the data has {self.schema.num_rows}; "
+                f"--hash-rows with fewer rows a field makes it smaller"
+            )
+        shares = self.shares
+        positive = all(0 <= share <= LARGEST_SHARE for share in shares)  # nan is not, either
+        if shares and (len(shares) != self.cluster.num_workers or not positive or not sum(shares)):
+            raise ValueError(
+                f"--quotas needs {self.cluster.num_workers} numbers of at least 0, got "
+                f"{shown(shares)}"
+            )
+        if self.capacity_WA.sum(1).max() > SLOT_MASK - 1:
+            raise ValueError(f"--cache {self.cache}: at most {SLOT_MASK - 1} slots per worker")
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the job."""
+        return self.cluster.num_workers
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Width of each table."""
+        if isinstance(self.dim, int):
+            return (self.dim,) * len(self.schema.tables)
+        return self.dim
+
+    @cached_property
+    def arenas(self) -> tuple[int, ...]:
+        """The distinct widths; rows of one width share slots."""
+        return tuple(sorted(set(self.widths)))
+
+    @cached_property
+    def record_bytes_XA(self) -> I64:
+        """Bytes of each kind of record in each arena."""
+        return record_bytes(self.arenas, self.optimizer)
+
+    @cached_property
+    def rows_A(self) -> I64:
+        """Rows of each arena."""
+        rows = dict.fromkeys(self.arenas, 0)
+        for table, width in zip(self.schema.tables, self.widths, strict=True):
+            rows[width] += table.num_rows
+        return np.array(list(rows.values()), np.int64)
+
+    @cached_property
+    def capacity_WA(self) -> I64:
+        """Slots of each worker and arena."""
+        rows, slot_bytes = self.rows_A, self.record_bytes_XA[VALUE_STATE]
+        if self.cache.unit == "share":
+            slots = self.cache.amount * rows
+        elif self.cache.unit == "rows":
+            slots = self.cache.amount * rows / max(1, rows.sum())
+        else:
+            slots = self.cache.amount * rows / max(1, (rows * slot_bytes).sum())
+        # A share such as 0.1 is not exact in binary: 0.1 * 30 is a hair above 3.
+        whole = np.minimum(np.floor(slots + 1e-9), rows).astype(np.int64)
+        return np.tile(whole, (self.num_workers, 1))
+
+    def arena_of(self, rows: I64) -> U8:
+        """Arena of each row."""
+        if len(self.arenas) == 1:
+            return np.zeros(len(rows), np.uint8)
+        return self._arena_of_table[self.table_of(rows)]
+
+    def table_of(self, rows: I64) -> npt.NDArray[np.intp]:
+        """Table of each row."""
+        return np.searchsorted(self.schema.first_rows, rows, side="right") - 1
+
+    @cached_property
+    def _arena_of_table(self) -> U8:
+        return np.array([self.arenas.index(width) for width in self.widths], np.uint8)
+
+    @cached_property
+    def row_seconds_AW(self) -> F64:
+        """Seconds to move one row, value and state, over a worker's link."""
+        crosses = self.cluster.crosses_WK.mean(1)
+        return np.outer(self.record_bytes_XA[VALUE_STATE], crosses / self.cluster.bytes_s_W)
+
+    def quotas(self, num_samples: int) -> I64:
+        """Samples of each worker: by shares, the remainder to the largest fractions."""
+        if num_samples not in self._quotas:
+            shares = self.shares or (1.0,) * self.num_workers
+            self._quotas[num_samples] = divide(shares, num_samples)
+        return self._quotas[num_samples].copy()
+
+    @cached_property
+    def _quotas(self) -> dict[int, I64]:
+        return {}
+
+
+def divide(share_W: npt.ArrayLike, num_samples: int) -> I64:
+    """Samples of each worker: by shares, the remainder to the largest fractions."""
+    shares = np.asarray(share_W, np.float64)
+    exact_W = num_samples * shares / shares.sum()
+    quotas_W: I64 = np.floor(exact_W).astype(np.int64)
+    order = np.argsort(quotas_W - exact_W, kind="stable")
+    quotas_W[order[: num_samples - int(quotas_W.sum())]] += 1
+    return quotas_W
+
+
+def dims(text: str, schema: Schema) -> int | tuple[int, ...]:
+    """Read `64`, or `64,C1=16,C2=8` for tables with widths of their own."""
+    default, *named = (part.strip() for part in text.split(","))
+    if not default.isdecimal():
+        raise ValueError(f"--dim must look like 64 or 64,C1=16, got {shown(text)}")
+    usual = parse_int("--dim", default, 1, LARGEST_WIDTH)
+    if not named:
+        return usual
+    widths: Mapping[str, int] = {table.name: usual for table in schema.tables}
+    changed, seen = dict(widths), set[str]()
+    for part in named:
+        name, _, width = part.partition("=")
+        if name not in widths or not width.isdecimal():
+            known = ", ".join(widths)
+            raise ValueError(f"--dim {shown(part)}: expected table=width with a table of {known}")
+        if name in seen:
+            raise ValueError(f"--dim: table {name!r} is given twice")
+        seen.add(name)
+        changed[name] = parse_int(f"--dim {shown(part)}: the width", width, 1, LARGEST_WIDTH)
+    return tuple(changed.values())

@@ -1,0 +1,1 @@
+"""All policies: the published systems, embroute's own, and the catalog of names."""

@@ -1,0 +1,1 @@
+"""Published rules that choose the worker of each sample."""

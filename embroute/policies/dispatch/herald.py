@@ -1,0 +1,103 @@
+"""Herald's location-aware allocation (NSDI 2024; the allocator is called LAIA)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embroute.kernels.array_types import F64, I32, I64
+from embroute.kernels.codes import FRESH, NO_HOLDER, ROW
+from embroute.kernels.jit import kernel
+from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext
+from embroute.planner.state import State, held
+
+
+@kernel
+def _greedy(score_SW: I32, quotas_W: I64, first: int) -> I32:
+    """Each sample in order to the highest score with room; equal scores go in turn from `first`."""
+    num_samples, num_workers = score_SW.shape
+    left_W = quotas_W.copy()
+    worker_S = np.empty(num_samples, np.int32)
+    for s in range(num_samples):
+        best = -1
+        for turn in range(num_workers):
+            w = first + turn
+            w -= num_workers if w >= num_workers else 0
+            if left_W[w] > 0 and (best < 0 or score_SW[s, w] > score_SW[s, best]):
+                best = w
+        worker_S[s] = best
+        left_W[best] -= 1
+    return worker_S
+
+
+@kernel
+def _add_fresh(copies_UW: I32, u: int, score_SW: I32, s: int) -> None:
+    for w in range(copies_UW.shape[1]):
+        score_SW[s, w] += (copies_UW[u, w] // FRESH) & 1
+
+
+@kernel
+def _score(copies_UW: I32, only_U: I32, unique_of_lookup: I32, sample_offsets: I64) -> I32:
+    """How many of a sample's rows each worker has up to date."""
+    num_workers = copies_UW.shape[1]
+    score_SW = np.zeros((len(sample_offsets) - 1, num_workers), np.int32)
+    counted_U = np.full(len(only_U), -1, np.int32)  # a row that a bag holds twice counts once
+    for s in range(len(score_SW)):
+        for i in range(sample_offsets[s], sample_offsets[s + 1]):
+            u = unique_of_lookup[i]
+            if u < 0 or only_U[u] == NO_HOLDER or counted_U[u] == s:
+                continue
+            counted_U[u] = s
+            if only_U[u] >= 0:
+                score_SW[s, only_U[u]] += (copies_UW[u, only_U[u]] // FRESH) & 1
+            else:
+                _add_fresh(copies_UW, u, score_SW, s)
+    return score_SW
+
+
+def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
+    """Each sample to the worker that has most of its rows up to date.
+
+    `tables`: score only that many tables, those with the highest degree of infrequency; 0 is all.
+    `ties`: `rotate` starts at another worker each step (the paper's rule); `first` always prefers
+    the lowest worker number, so that samples nobody knows keep meeting on the same workers.
+    """
+
+    def choose(view: DispatchContext) -> Assignment:
+        now, setup = view.window.now, view.state.setup
+        only_U = view.copies.only_U
+        if 0 < tables < len(setup.schema.tables):
+            scored = view.state.ranking[:tables]
+            left_out = ~np.isin(setup.table_of(view.rows.rows_U), scored)
+            only_U = np.where(left_out, NO_HOLDER, only_U).astype(np.int32)
+        offsets = now.batch.sample_offsets
+        score_SW = _score(view.copies.copies_UW, only_U, now.unique_of_lookup, offsets)
+        first = view.window.step % len(view.quotas_W) if ties == "rotate" else 0
+        return Assignment(_greedy(score_SW, view.quotas_W, first))
+
+    return Dispatch("herald", choose, needs_access=tables > 0)
+
+
+RANKING_PERIOD = 64  # steps between two rankings; a ranking reads every cached row
+
+
+def degrees(state: State, samples_per_worker: int) -> F64:
+    """Per table, the share of cached rows looked up less often than one worker has samples.
+
+    The paper counts look-ups per epoch; counts of the run so far stand in for them.
+    """
+    num_tables = len(state.setup.schema.tables)
+    cached, rare = np.zeros(num_tables), np.zeros(num_tables)
+    for worker in range(state.setup.num_workers):
+        slots, _ = held(state, worker)
+        rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
+        tables = state.setup.table_of(rows)
+        cached += np.bincount(tables, minlength=num_tables)
+        seldom = state.access_R[rows] < samples_per_worker
+        rare += np.bincount(tables[seldom], minlength=num_tables)
+    return np.where(cached > 0, rare / np.maximum(cached, 1), 1.0)
+
+
+def ranked_tables(state: State, samples_per_worker: int) -> npt.NDArray[np.intp]:
+    """Tables, the highest degree of infrequency first."""
+    return np.argsort(-degrees(state, samples_per_worker), kind="stable")

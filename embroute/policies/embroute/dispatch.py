@@ -1,0 +1,139 @@
+"""Sharing-aware dispatch: the cost of sets of rows per worker, over a window of batches.
+
+ESD and Herald price each sample by itself. Here a transfer is paid once per worker and row, a row
+that several workers touch in one step is paid by all of them, and the uses of a row in the next
+batches count. Batches are dealt when they enter the window and improved in every step until their
+own; so the effort of several steps goes into each (docs/policy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from embroute.kernels.array_types import I32, I64
+from embroute.kernels.touches import Lookups, touches
+from embroute.planner.interfaces import Assignment, Candidate, Dispatch, DispatchContext, WarmStart
+from embroute.planner.plan import touched_rows
+from embroute.planner.setup import Setup, divide
+from embroute.policies.dispatch.block import block
+from embroute.policies.dispatch.esd import esd
+from embroute.policies.embroute.active_workers import (
+    REHEARSED,
+    check_ranges,
+    choose_first_workers,
+    choose_workers_again,
+    is_comparison_due,
+    is_possible,
+    least_step_s,
+    share_ranges,
+    worker_subsets,
+)
+from embroute.policies.embroute.quotas import clip_shares
+from embroute.policies.embroute.search import (
+    SearchOptions,
+    WindowProblem,
+    build_problem,
+    enforce_quotas,
+    improve,
+    next_state,
+    paced,
+    prices,
+    weights,
+)
+
+TRIED = 300  # effort with which crews are tried before the first step
+
+
+def _excess(view: DispatchContext, worker_S: I32) -> int:
+    """Rows by which a dispatch exceeds the caches, at the worker and arena where it is most."""
+    now, state = view.window.now, view.state
+    offsets = np.ascontiguousarray(now.batch.sample_offsets)
+    lookups = Lookups(now.unique_of_lookup, offsets)
+    num_rows, capacity_WA = len(view.rows.rows_U), state.caches.capacity_WA
+    touched = touches(lookups, worker_S, state.setup.num_workers, num_rows, view.everywhere)
+    rows_WA = touched_rows(touched, view.rows.arena_U, capacity_WA.shape)
+    return int((rows_WA - capacity_WA).max())
+
+
+def _plain(view: DispatchContext, search: SearchOptions, quotas_W: I64) -> Iterator[I32]:
+    """Dealings that spread rows more: with the same quotas, then with all workers' alike.
+
+    Shares, floors and ceilings that a user names are kept; a crew is not.
+    """
+    quotas = [quotas_W]
+    if search.free and not view.state.setup.shares:
+        workers = len(quotas_W)
+        range_2W = share_ranges(search, np.arange(workers), workers)
+        share_W = clip_shares(np.full(workers, 1 / workers, np.float32), range_2W)
+        quotas.append(divide(share_W, len(view.window.now.batch)))
+    for quotas_W in quotas:
+        same = replace(view, quotas_W=quotas_W)
+        yield esd().choose(same).worker_S
+        yield block().choose(same).worker_S
+
+
+def _fits(view: DispatchContext, search: SearchOptions, dealt: WindowProblem) -> I32:
+    """The current batch as it is dealt, unless a cache cannot hold the rows of the step."""
+    worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]].copy()
+    if _excess(view, worker_S) <= 0:
+        return worker_S
+    others = _plain(view, search, dealt.loads.quota_TW[0].astype(np.int64))
+    return min(others, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
+
+
+def search_dispatch(given: SearchOptions) -> Dispatch:
+    """Minimise the transfers of all batches of the window, what workers share counted once."""
+
+    def choose(view: DispatchContext) -> Assignment:
+        outlook, setup = view.state.memory, view.state.setup
+        samples = len(view.window.now.batch)
+        if setup.num_workers == 1 or not samples:
+            return block().choose(view)
+        search = paced(given, outlook, samples)
+        if not view.window.step and search.free:
+            check_ranges(search, setup.num_workers)
+        if not view.window.step and search.crew:
+            outlook = choose_first_workers(view, search)
+        elif is_comparison_due(view, search):
+            outlook = choose_workers_again(view, search)
+        price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
+        if not price_PAV.any():
+            return block().choose(view)
+        dealt = build_problem(view, outlook, search, price_PAV)
+        improve(dealt, search, view.window.step)
+        enforce_quotas(dealt)
+        return Assignment(_fits(view, search, dealt), next_state(dealt, outlook))
+
+    ahead, rehearsal = max(1, given.ahead), None
+    if given.free and given.changes and not given.crew:
+        rehearsal = WarmStart(REHEARSED, partial(_crews, given))
+    return Dispatch(
+        "sharing",
+        choose,
+        ahead=ahead,
+        timed=given.timed,
+        free=given.free,
+        warm_start=rehearsal,
+    )
+
+
+def _crews(given: SearchOptions, setup: Setup, samples: int) -> list[Candidate]:
+    """A run with each crew, none where a user says who gets how many samples."""
+    if setup.shares or setup.num_workers == 1:
+        return []
+    check_ranges(given, setup.num_workers)
+    ways = []
+    for crew in worker_subsets(setup):
+        if is_possible(crew, given, setup):
+            own = replace(given, crew=tuple(crew.tolist()))
+            trial = replace(own, effort=min(TRIED, given.effort), paced=False, changes=False)
+            ways.append(
+                Candidate(
+                    search_dispatch(trial), search_dispatch(own), least_step_s(crew, samples, setup)
+                )
+            )
+    return ways

@@ -1,0 +1,1 @@
+"""Which copy leaves a full cache."""

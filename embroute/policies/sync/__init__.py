@@ -1,0 +1,1 @@
+"""Which rows move, and when an update reaches its shard."""

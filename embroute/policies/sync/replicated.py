@@ -1,0 +1,137 @@
+"""Hot rows replicated on every worker and kept equal by all-reducing their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from embroute.data.window import Window
+from embroute.kernels.array_types import I32, I64, Bools
+from embroute.kernels.codes import DIRTY, FILL, FRESH, GRADIENT, NOTHING, REPLICA, SHARED
+from embroute.kernels.jit import kernel
+from embroute.planner.interfaces import ExtraRows, Sync, SyncContext, no_extra
+from embroute.planner.kernels.cache import Cells, cell_of, classify_needs
+from embroute.planner.kernels.transfers import Decision
+from embroute.planner.state import State
+from embroute.policies.sync.decision import make_decision
+from embroute.policies.sync.write_through import decide_write_through
+
+
+@kernel
+def _not_everywhere(cells: Cells, rows: I64, bit: int) -> Bools:
+    """Rows of which some worker's copy lacks the bit, or does not exist."""
+    out = np.zeros(len(rows), np.bool_)
+    for i in range(len(rows)):
+        for w in range(cells.cell_NW.shape[1]):
+            if not cell_of(cells, rows[i], w) & bit:
+                out[i] = True
+    return out
+
+
+@kernel
+def _somewhere(cells: Cells, rows: I64, bit: int) -> Bools:
+    """Rows of which some worker's copy has the bit."""
+    out = np.zeros(len(rows), np.bool_)
+    for i in range(len(rows)):
+        for w in range(cells.cell_NW.shape[1]):
+            if cell_of(cells, rows[i], w) & bit:
+                out[i] = True
+    return out
+
+
+def _fill(window: Window, state: State, with_batch: bool = True) -> ExtraRows:
+    """Hot rows that some worker lacks or has stale; those of the batch too, if it is a hot one."""
+    cells, now = state.caches.cells, window.now
+    hot = state.hot_rows
+    lacking = hot[_not_everywhere(cells, hot, FRESH)]
+    lacking_R = np.zeros(len(state.hot_R), np.bool_)
+    lacking_R[lacking] = True
+    looked_up = np.flatnonzero(lacking_R[now.rows_U])
+    lacking_R[now.rows_U] = False
+    added = lacking[lacking_R[lacking]]
+    behind = np.arange(len(now.rows_U), len(now.rows_U) + len(added))
+    everywhere = np.concatenate([looked_up, behind]) if with_batch else behind
+    return ExtraRows(added, everywhere.astype(np.int32))
+
+
+def _unpushed(window: Window, state: State) -> ExtraRows:
+    """Hot rows whose newest value only the replicas have and the batch does not touch."""
+    hot = state.hot_rows
+    dirty = hot[_somewhere(state.caches.cells, hot, DIRTY)]
+    rest = np.setdiff1d(dirty, window.now.rows_U)
+    return ExtraRows(rest, np.empty(0, np.int32))
+
+
+def _keepers(scene: SyncContext) -> tuple[I32, I32]:
+    """Dirty copies of the step's rows: the keepers of replicas."""
+    unique, worker = np.nonzero(scene.copies_UW & DIRTY)
+    return worker.astype(np.int32), unique.astype(np.int32)
+
+
+def _decide_hot(scene: SyncContext) -> Decision:
+    """Rows of the batch are updated by all-reduce, added rows are only brought up to date."""
+    touches = scene.touches
+    need_T = classify_needs(scene.cell_T, FRESH)
+    added_T = touches.unique_T >= len(scene.window.now.rows_U)
+    return make_decision(need_T, np.where(added_T, FILL, REPLICA).astype(np.uint8))
+
+
+def swapped() -> Sync:
+    """FAE (VLDB 2022, arXiv 2103.00686): hot batches on replicas, cold batches through the shard.
+
+    The replicas are filled before the first step. Cold to hot: every worker pulls the hot rows
+    that changed since. Hot to cold: each is pushed once. Cold batches run write-through in what
+    the hot set leaves of the cache.
+    """
+
+    def swap(window: Window, state: State) -> ExtraRows:
+        hot = window.now.batch.hot
+        if hot and not state.was_hot:
+            return _fill(window, state)
+        if not state.filled:
+            return _fill(window, state, with_batch=False)
+        if state.was_hot and not hot:
+            return _unpushed(window, state)
+        return no_extra(window, state)
+
+    def extra(window: Window, state: State) -> ExtraRows:
+        hot_next = bool(window.ahead) and window.ahead[0].batch.hot
+        return replace(swap(window, state), hot_next=hot_next and not window.now.batch.hot)
+
+    def decide(scene: SyncContext) -> Decision:
+        if scene.window.now.batch.hot:
+            return _decide_hot(scene)
+        decision = decide_write_through(scene)
+        added_T = scene.touches.unique_T >= len(scene.window.now.rows_U)
+        worker, unique = _keepers(scene)
+        return decision._replace(
+            mode_T=np.where(added_T, FILL, decision.mode_T).astype(np.uint8),
+            push_T=np.where(added_T, NOTHING, decision.push_T).astype(np.uint8),
+            return_worker=worker,
+            return_unique=unique,
+        )
+
+    return Sync("swapped", decide, extra=extra, replicates=True)
+
+
+def always_replicated() -> Sync:
+    """SCARS (arXiv 2411.01611): hot rows all-reduced in every step, cold rows never cached.
+
+    Reconstruction: the paper's abstract gives the theory that picks the hot set; that replicas are
+    kept equal step by step, which makes the policy exact, is ours.
+    """
+
+    def extra(window: Window, state: State) -> ExtraRows:
+        return no_extra(window, state) if state.filled else _fill(window, state)
+
+    def decide(scene: SyncContext) -> Decision:
+        touches, looked_up = scene.touches, len(scene.window.now.rows_U)
+        need_T = classify_needs(scene.cell_T, FRESH)
+        cold_T = ~scene.state.hot_R[scene.rows.rows_U[touches.unique_T]]
+        mode_T = np.where(touches.unique_T >= looked_up, FILL, REPLICA)
+        mode_T = np.where(cold_T, SHARED, mode_T).astype(np.uint8)
+        push_T = np.where(cold_T, GRADIENT, NOTHING).astype(np.uint8)
+        return make_decision(need_T, mode_T, push_T)._replace(drop_T=cold_T.astype(np.uint8))
+
+    return Sync("replicated", decide, extra=extra, replicates=True)

@@ -1,1 +1,0 @@
-"""The brain: pure decisions from row ids to plans. No I/O, no torch."""

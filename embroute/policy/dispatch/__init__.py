@@ -1,1 +1,0 @@
-"""Which worker trains which sample."""

@@ -1,1 +1,0 @@
-"""Which row leaves a full cache."""

@@ -1,1 +1,0 @@
-"""Which rows move, and when an update comes home."""

@@ -1,0 +1,1 @@
+"""Reports of comparisons and runs as self-contained HTML pages."""

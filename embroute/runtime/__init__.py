@@ -1,1 +1,0 @@
-"""The body that trains: it moves the bytes that plans name, and never decides."""

@@ -1,0 +1,1 @@
+"""Plans priced without training: measurements, comparisons, sweeps, the adviser."""

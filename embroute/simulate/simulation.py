@@ -1,0 +1,259 @@
+"""Pricing plans without training: step by step, or summed over the measured steps of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from embroute.cost.step_time import StepTime, Traffic, step_time, transfer_cost_W, transmission_cost
+from embroute.data.batch import Batch, Source
+from embroute.data.stream import batches
+from embroute.kernels.array_types import I64
+from embroute.kernels.codes import UPDATE_PUSH
+from embroute.kernels.jit import is_compiled
+from embroute.planner.bounds import Bound, lower_bound
+from embroute.planner.interfaces import Policy
+from embroute.planner.kernels.cache import place
+from embroute.planner.kernels.transfers import empty_counts, tally
+from embroute.planner.plan import drain_transfers, traffic
+from embroute.planner.plan_stream import Step, plans, start
+from embroute.planner.setup import Setup
+from embroute.planner.state import State
+from embroute.policies.catalog import make_policy
+
+CALIBRATION_SHARE = 0.05  # of the data, read to choose a hot set (FAE's default)
+CALIBRATION_BATCHES = (10, 200)  # but at least and at most so many batches
+TRIAL_STEPS, TRIAL_WARMUP = 40, 10  # to choose the workers of workers=fast
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What to simulate: data, setup, and which steps are measured."""
+
+    source: Source
+    setup: Setup
+    steps: int = 90  # in all, warm-up included
+    warmup: int = 10
+    epochs: int | None = 1
+    shuffle: bool = False
+
+    def batches(self) -> Iterator[Batch]:
+        """The run's batches, from the start."""
+        stream = batches(
+            self.source,
+            self.setup.batch_size,
+            epochs=self.epochs,
+            shuffle=self.shuffle,
+            seed=self.setup.seed,
+        )
+        return islice(stream, self.steps)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step, priced."""
+
+    step: int
+    traffic: Traffic
+    time: StepTime
+    transmission_cost_s: float
+    hits: int
+    touches: int
+    decision_s: float
+    hot: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The measured steps of one policy, summed; times per step are means."""
+
+    policy: Policy
+    workers: tuple[int, ...]  # of the cluster, in the order of the policy's workers
+    setup: Setup
+    steps: int
+    traffic: Traffic
+    drain_rows_W: I64  # of a drain at the end, less that of one at the start
+    drain_bytes_WK: I64
+    transmission_cost_s: float
+    step_time_s: float
+    hit_rate: float
+    decision_ms: float
+
+
+def kernels_are_compiled() -> bool:
+    """Whether an earlier run compiled the brain's kernels; the first one takes longer."""
+    return is_compiled(place)
+
+
+def calibrate(job: Workload) -> I64:
+    """Look-ups per row in a sample of the data, from which hot sets are chosen.
+
+    FAE samples the whole data set. Here the sample follows the steps that are priced, where the
+    data is long enough: a hot set chosen on those very steps would know rows used only in them.
+    """
+    counts_R = np.zeros(job.setup.schema.num_rows, np.int64)
+    least, most = CALIBRATION_BATCHES
+    size = job.setup.batch_size
+    samples = job.source.num_samples or 0
+    wanted = min(max(least, int(CALIBRATION_SHARE * samples / size)), most)
+    skipped = job.steps if samples >= (job.steps + wanted) * size else 0
+    for batch in islice(batches(job.source, size), skipped, skipped + wanted):
+        np.add.at(counts_R, batch.rows[batch.rows >= 0], 1)
+    return counts_R
+
+
+def price_step(step: Step) -> StepReport:
+    """Price one step."""
+    setup, plan = step.state.setup, step.plan
+    moved = traffic(plan, setup)
+    hits, touches = plan.hits
+    return StepReport(
+        plan.step,
+        moved,
+        step_time(moved, setup.cluster),
+        transmission_cost(moved, setup.cluster),
+        hits,
+        touches,
+        step.decision_s + step.window_s,
+        plan.now.batch.hot,
+    )
+
+
+def start_simulation(policy: Policy, job: Workload) -> State:
+    """The state before the first step."""
+    return start(policy, job.setup, calibrate(job) if policy.regroup else None)
+
+
+def simulate(policy: Policy, job: Workload) -> Iterator[StepReport]:
+    """Per-step reports of a policy on a job."""
+    state = start_simulation(policy, job)
+    for step in plans(policy, job.batches(), state):
+        yield price_step(step)
+
+
+def _drain_size(state: State, policy: Policy) -> tuple[I64, I64]:
+    """Rows per worker, and bytes per worker and shard, of a drain now."""
+    workers, shards = state.setup.num_workers, state.setup.cluster.num_shards
+    rows, sizes = empty_counts(workers, shards), empty_counts(workers, shards)
+    tally(drain_transfers(state, policy.sync.record), state.setup.record_bytes_XA, rows, sizes)
+    return rows.sum((1, 2, 3)), sizes.sum((2, 3))
+
+
+def _unwatched(step: StepReport) -> None:
+    pass
+
+
+def measure(
+    policy: Policy, job: Workload, watch: Callable[[StepReport], None] = _unwatched
+) -> Outcome:
+    """Simulate a policy and sum its measured steps; `watch` sees every step, warm-up too."""
+    workers = choose_workers(policy, job)
+    job = with_workers(job, workers)
+    state = start_simulation(policy, job)
+    before = _drain_size(state, policy)
+    reports = []
+    for step in plans(policy, job.batches(), state):
+        priced = price_step(step)
+        if step.plan.step < job.warmup:
+            before = _drain_size(state, policy) if step.plan.step == job.warmup - 1 else before
+        else:
+            reports.append(priced)
+        watch(priced)
+    if not reports:
+        raise ValueError(
+            f"--warmup {job.warmup}: the data ends before the first measured step "
+            f"(batches of {job.setup.batch_size} samples); use a smaller batch or more epochs"
+        )
+    after = _drain_size(state, policy)
+    difference = (after[0] - before[0], after[1] - before[1])
+    return _outcome(policy, workers, state.setup, reports, difference)
+
+
+def _outcome(
+    policy: Policy,
+    workers: tuple[int, ...],
+    setup: Setup,
+    reports: list[StepReport],
+    drained: tuple[I64, I64],
+) -> Outcome:
+    """Sums and means over the measured steps."""
+    total = reports[0].traffic
+    for later in reports[1:]:
+        total = total + later.traffic
+    pushes_WKI = np.zeros((*drained[1].shape, total.rows_WKIP.shape[2]), np.int64)
+    pushes_WKI[:, :, UPDATE_PUSH] = drained[1]
+    drain_cost = float(transfer_cost_W(pushes_WKI, setup.cluster).sum())
+    touches = sum(step.touches for step in reports)
+    return Outcome(
+        policy,
+        workers,
+        setup,
+        len(reports),
+        total,
+        drained[0],
+        drained[1],
+        sum(step.transmission_cost_s for step in reports) + drain_cost,
+        float(np.mean([step.time.total_s for step in reports])),
+        sum(step.hits for step in reports) / max(1, touches),
+        1e3 * float(np.median([step.decision_s for step in reports])),
+    )
+
+
+def workload_bound(job: Workload) -> Bound:
+    """The lower bound on a job."""
+    return lower_bound(job.batches(), job.setup, job.warmup)
+
+
+def with_workers(job: Workload, workers: tuple[int, ...]) -> Workload:
+    """The same job, the same global batch, on some of the workers."""
+    if len(workers) == job.setup.num_workers:
+        return job
+    shares = tuple(job.setup.shares[w] for w in workers) if job.setup.shares else ()
+    if shares and not sum(shares):
+        listed = ", ".join(map(str, workers))
+        raise ValueError(f"--quotas: workers {listed}, the only ones of the policy, have no share")
+    setup = replace(job.setup, cluster=job.setup.cluster.only(workers), shares=shares)
+    return replace(job, setup=setup)
+
+
+def choose_workers(policy: Policy, job: Workload) -> tuple[int, ...]:
+    """Workers of a policy: all, a list such as 0+2, or the fastest for it (workers=fast)."""
+    count = job.setup.num_workers
+    if policy.workers == "all":
+        return tuple(range(count))
+    if policy.workers != "fast":
+        return _listed(policy, count)
+    speed = job.setup.cluster.fastest_first
+    trial = replace(job, steps=min(job.steps, TRIAL_STEPS), warmup=min(job.warmup, TRIAL_WARMUP))
+    everyone = replace(policy, workers="all")
+    best: tuple[float, tuple[int, ...]] = (np.inf, tuple(range(count)))
+    for size in range(count, 0, -1):
+        subset = tuple(sorted(int(w) for w in speed[:size]))
+        try:
+            time_s = measure(everyone, with_workers(trial, subset)).step_time_s
+        except ValueError:
+            continue  # the caches of so few workers do not hold a step
+        best = min(best, (time_s, subset))
+    return best[1]
+
+
+def _listed(policy: Policy, count: int) -> tuple[int, ...]:
+    parts = policy.workers.split("+")
+    numbers = [int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)]
+    if len(set(numbers)) < len(parts) or max(numbers) >= count:
+        raise ValueError(
+            f"policy {policy.name}: workers must be all, fast, or numbers below {count} such as "
+            f"0+1+2, got {policy.workers!r}"
+        )
+    return tuple(numbers)
+
+
+def measure_named(
+    text: str, job: Workload, watch: Callable[[StepReport], None] = _unwatched
+) -> Outcome:
+    """Measure the policy of a name."""
+    return measure(make_policy(text), job, watch)

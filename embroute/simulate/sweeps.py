@@ -1,0 +1,155 @@
+"""A comparison again with other caches, bounds of staleness and links, for its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from embroute.config.cluster import Cluster, star_cluster
+from embroute.config.spec import parse_size
+from embroute.policies.catalog import make_policy
+from embroute.simulate.recorder import (
+    Recorder,
+    SweepPoint,
+    TradeoffPoint,
+    sweep_point,
+    tradeoff_point,
+)
+from embroute.simulate.simulation import Outcome, Workload, measure
+
+
+@contextmanager
+def steps_bar(console: Console, total: int) -> Iterator[Callable[[str, int], Callable[[], None]]]:
+    """A bar; what is under way is named with the steps done before it, and gets its tick."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("", total=total)
+
+        def begin(name: str, done: int) -> Callable[[], None]:
+            progress.update(task, description=f"{name:.30s}", completed=done)
+            return lambda: progress.advance(task)
+
+        yield begin
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy on a job that differs in one thing."""
+
+    policy: str
+    varied: str  # what differs, and how, for people
+    x: float
+    job: Workload
+    panel: str = ""
+
+
+def _measured(cases: list[Case], console: Console) -> Iterator[tuple[Case, Outcome]]:
+    """Measure cases with a bar; a cache that cannot hold a step is left out."""
+    done = 0
+    with steps_bar(console, sum(case.job.steps for case in cases)) as begin_one:
+        for case in cases:
+            recorder = Recorder(0, begin_one(f"{case.policy}, {case.varied}", done))
+            done += case.job.steps
+            try:
+                found = measure(make_policy(case.policy), case.job, recorder.watch)
+            except ValueError as error:
+                told = f"{case.policy}, {case.varied}: {error}"
+                click.echo(f"left out of the report: {told}", err=True)
+                continue
+            yield case, found
+
+
+def _with_cache(job: Workload, cache: str) -> Workload:
+    return replace(job, setup=replace(job.setup, cache=parse_size("--report-caches", cache)))
+
+
+def _with_cluster(job: Workload, cluster: Cluster) -> Workload:
+    """The job on other links; its compute and dense gradients stay."""
+    old = job.setup.cluster
+    compute_s = old.compute_s_per_sample or COMPUTE_S
+    new = replace(cluster, compute_s_per_sample=compute_s, dense_bytes=old.dense_bytes)
+    return replace(job, setup=replace(job.setup, cluster=new))
+
+
+def sweep_caches(
+    names: list[str], job: Workload, caches: list[str], console: Console
+) -> list[SweepPoint]:
+    """Measure policies with other caches."""
+    cases = [
+        Case(name, f"cache {cache}", i, _with_cache(job, cache))
+        for name in names
+        for i, cache in enumerate(caches)
+    ]
+    return [
+        sweep_point(case.policy, caches[int(case.x)], found)
+        for case, found in _measured(cases, console)
+    ]
+
+
+def tradeoff_cases(job: Workload) -> list[Case]:
+    """What the papers vary, one thing at a time, with the policies that can train like this.
+
+    Papers' caches are full: they train whole data sets. So are those of a few steps if they are
+    shares of the rows that occur in these; the papers' 10 % is what is not varied.
+    """
+    workers, optimizer = job.setup.num_workers, job.setup.optimizer
+    occurring = len(np.unique(np.concatenate([batch.rows for batch in job.batches()])))
+
+    def cached(share: int) -> Workload:
+        return _with_cache(job, f"{max(1, occurring * share // 100)}rows")
+
+    cases = [
+        Case(name, f"cache {share} %", share, cached(share), "cache")
+        for share in PAPER_CACHES
+        for name in POLICIES
+    ]
+    job, slow = cached(PAPER_CACHES[-1]), workers // 2
+    cases += [Case(f"het({s})", f"bound {s}", s, job, "staleness") for s in BOUNDS]
+    for gbit in EQUAL_GBIT:
+        equal = _with_cluster(job, star_cluster([gbit] * workers, gbit))
+        cases += [Case(name, f"{gbit:g} Gbit/s", gbit, equal, "bandwidth") for name in POLICIES]
+    for ratio in RATIOS:
+        links = [5.0] * (workers - slow) + [5.0 / ratio] * slow
+        uneven = _with_cluster(job, star_cluster(links, 10.0))
+        cases += [Case(name, f"links 1:{ratio:g}", ratio, uneven, "ratio") for name in POLICIES]
+    return [
+        case for case in cases if optimizer not in make_policy(case.policy).sync.refused_optimizers
+    ]
+
+
+def measure_tradeoffs(job: Workload, console: Console) -> list[TradeoffPoint]:
+    """Measure the papers' trade-offs."""
+    return [
+        tradeoff_point(case.panel, case.x, case.policy, found)
+        for case, found in _measured(tradeoff_cases(job), console)
+    ]
+
+
+POLICIES = ("nocache", "vanilla", "het(100)", "herald", "esd(1)")
+
+
+PAPER_CACHES = (4, 6, 8, 10)  # per cent of the rows that occur
+
+
+BOUNDS = (0, 1, 3, 10, 30, 100)  # of staleness
+
+
+EQUAL_GBIT = (1.0, 10.0, 100.0)
+
+
+RATIOS = (1.0, 2.0, 5.0, 10.0)  # of fast links (5 Gbit/s) to slow ones
+
+
+COMPUTE_S = 0.05e-3  # of a sample, where the job has none and links would be all that counts

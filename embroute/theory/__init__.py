@@ -1,1 +1,0 @@
-"""Expected communication from access counts alone."""

@@ -1,0 +1,134 @@
+"""Scores of samples from a run's checkpoint, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from embroute.checkpoint.folders import find_checkpoint
+from embroute.checkpoint.manifest import read_manifest
+from embroute.checkpoint.rank_files import check_identity, identity_of, load_model, load_shard
+from embroute.config.cluster import uniform_cluster
+from embroute.data.batch import Batch, Source
+from embroute.data.open import built_in_names, open_source
+from embroute.data.stream import batches, split
+from embroute.engine.batches import MicroBatch, SampleAdapter
+from embroute.engine.optim import RowOptimizer
+from embroute.engine.sharding import RowSharding
+from embroute.engine.store import RecordWidths, ShardStore
+from embroute.kernels.array_types import F32
+from embroute.models.registry import ModelOptions, make_model, table_widths
+from embroute.nn.embedding import LookupContext, StepLookups
+from embroute.nn.module_surgery import field_embeddings, replace_fields
+from embroute.planner.setup import Setup, dims
+from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile, read_run_file
+
+DATA_PARTS = ("held-out", "all")
+
+
+class ScoreRequest(NamedTuple):
+    """Which samples to score."""
+
+    data: str = ""  # other data than the run's own
+    part: str = DATA_PARTS[0]  # of the run's own
+    unlabelled: bool = False  # whether other data has no label
+
+
+def samples_to_score(run: RunFile, wanted: ScoreRequest) -> Source:
+    """The run's held-out samples, all of its samples, or other data whose ids mean the same."""
+    data, part, reading = wanted.data, wanted.part, run.reading()
+    if wanted.unlabelled and not data:
+        raise ValueError("--unlabelled is about --data; the run's own data has a label")
+    if data and (data != run.data or wanted.unlabelled):
+        in_files = run.data.partition("(")[0] not in built_in_names()
+        if in_files and reading.ids != "hash":
+            raise ValueError(
+                f"--data {data}: this run numbered ids as they appear in {run.data}, other files "
+                f"would number them otherwise; train with --ids hash to score them"
+            )
+        return open_source(data, replace(reading, label=None) if wanted.unlabelled else reading)
+    source = open_source(run.data, reading)
+    held_out = split(source, run.held_out)[1]
+    return held_out if part == "held-out" and held_out is not None else source
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A trained model with all its rows in memory."""
+
+    model: nn.Module
+    feed: SampleAdapter
+    desk: LookupContext
+    store: ShardStore
+    places: RowSharding
+
+    def score(self, batch: Batch) -> F32:
+        """Probabilities of the samples of a batch."""
+        rows = np.maximum(batch.rows, 0)
+        local = self.places.local(rows).astype(np.int32)
+        touch = np.where(batch.rows < 0, -1, np.arange(len(rows))).astype(np.int32)
+        arenas = len(self.store.records)
+        self.desk.begin(
+            StepLookups(
+                self.store.records,
+                [local] * arenas,
+                touch,
+                batch.offsets,
+                batch.num_fields,
+                len(batch),
+                [],
+            )
+        )
+        dealt = MicroBatch(
+            len(batch), batch.dense, batch.label, batch.offsets, np.empty(0, np.int64)
+        )
+        with torch.no_grad():
+            found: F32 = torch.sigmoid(self.model(self.feed.to_user_batch(dealt))).float().numpy()
+        return found
+
+
+def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
+    """The model of a run's newest checkpoint."""
+    path = find_checkpoint(folder / CHECKPOINTS)
+    manifest = read_manifest(path)
+    schema = source.schema
+    dim = dims(run.dim, schema)
+    hidden = tuple(int(part) for part in run.hidden.split(",") if part)
+    options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
+    model = make_model(run.model, schema, dim, options).to(getattr(torch, run.dtype))
+    plain = field_embeddings(model)
+    assert plain is not None
+    saved = manifest.identity
+    betas = (saved.settings.get("beta1", 0.9), saved.settings.get("beta2", 0.999))
+    others = {name: saved.settings[name] for name in ("eps", "decay") if name in saved.settings}
+    optimizer = RowOptimizer(saved.optimizer, 0.0, betas=betas, **others)
+    widths = table_widths(run.model, schema, dim)
+    places = RowSharding(Setup(schema, uniform_cluster(1, 1), widths, optimizer=saved.optimizer))
+    arena_of = tuple(places.setup.arenas.index(width) for width in widths)
+    desk = LookupContext(places.setup.arenas, arena_of)
+    replace_fields(model, plain, desk)
+    check_identity(saved, identity_of(places, optimizer, run.dtype, model.state_dict()), path)
+    store = ShardStore(0, places, RecordWidths(places, optimizer, run.dtype), optimizer)
+    load_shard(path, store, places, 0)
+    load_model(path, model.state_dict())
+    feed = SampleAdapter(schema, getattr(torch, run.dtype))
+    return Scorer(model.eval(), feed, desk, store, places)
+
+
+def predictions(folder: Path, wanted: ScoreRequest, size: int) -> Iterator[tuple[F32, F32]]:
+    """Scores, and labels where the data has them, batch by batch in the order of the data."""
+    if wanted.part not in DATA_PARTS:
+        raise ValueError(f"--part must be one of {', '.join(DATA_PARTS)}, got {wanted.part!r}")
+    if not (folder / RUN_FILE).is_file():
+        raise ValueError(f"{folder}: no {RUN_FILE} here; give the folder of a run")
+    run = replace(read_run_file(folder / RUN_FILE), out=str(folder))
+    source = samples_to_score(run, wanted)
+    scorer = load_scorer(run, folder, source)
+    for batch in batches(source, size):
+        yield scorer.score(batch), batch.label

@@ -1,0 +1,253 @@
+"""The job's store: short texts and the secret, in private folders or in torch's store.
+
+On one machine `embroute train` and `embroute run` give the ranks a private folder, and nothing
+listens on a network. A job of torchrun uses torch's store, which anybody can reach who reaches its
+port: nothing that is read from it is trusted, or unpickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+# Set by our own launcher.
+FOLDER, LAUNCHER, RUN_ID = "EMBROUTE_JOB_FOLDER", "EMBROUTE_LAUNCHER", "EMBROUTE_RUN_ID"
+SHARDS_VARIABLE = "EMBROUTE_SHARDS"  # set by `embroute run`
+SECRET, SECRET_FILE = "EMBROUTE_SECRET", "EMBROUTE_SECRET_FILE"
+RESTART = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun and by our own launcher
+SHORTEST = 16  # characters of a secret
+STORE_POLL_S = 0.005
+BACKLOG = 4096
+
+
+class JobStore(Protocol):
+    """Texts by name. Waiting beyond the store's time-out is a RuntimeError."""
+
+    def set(self, key: str, value: str) -> None:
+        """Publish a text."""
+
+    def get(self, key: str) -> bytes:
+        """Wait for a text."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these were published."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Several texts."""
+
+
+class FolderStore:
+    """Texts as files of a private folder."""
+
+    def __init__(self, folder: Path, timeout_s: float) -> None:
+        self.folder, self.timeout_s = folder, timeout_s
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key.replace("/", "@")
+
+    def set(self, key: str, value: str) -> None:
+        """Publish a text whole."""
+        path = self._path(key)
+        part = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        try:
+            part.write_text(value)
+            part.replace(path)
+        except OSError as error:
+            raise RuntimeError(f"the job's folder {self.folder} is gone: {error}") from None
+
+    def get(self, key: str) -> bytes:
+        """Wait for a text."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return self._path(key).read_bytes()
+            except FileNotFoundError:
+                if time.monotonic() > deadline or not self.folder.exists():
+                    raise RuntimeError(f"{key} was not published in time") from None
+            time.sleep(STORE_POLL_S)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these were published."""
+        return all(self._path(key).exists() for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Several texts."""
+        return [self.get(key) for key in keys]
+
+
+def new_run_id() -> str:
+    """A name for this run that no other has; the launcher's, or a new one."""
+    return os.environ.get(RUN_ID) or secrets.token_hex(4)
+
+
+def attempt() -> int:
+    """How often a launcher has started this job again."""
+    return int(os.environ.get(RESTART, 0))
+
+
+def open_store(timeout_s: float, host_it: bool = False) -> JobStore:
+    """A connection to the store that every rank of this attempt can reach.
+
+    Launchers keep their store over restarts: each attempt has names of its own in it, or ranks
+    would find the addresses of dead ones.
+    """
+    if FOLDER in os.environ:
+        return FolderStore(Path(os.environ[FOLDER]) / f"attempt{attempt()}", timeout_s)
+    return torch_store(timeout_s, host_it)
+
+
+def torch_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
+    """The store of a job of torchrun."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=timeout_s)
+    if host_it:
+        listening = _listening(host, port)
+        store = TCPStore(host, port, None, True, timeout, master_listen_fd=listening)
+    else:
+        store = TCPStore(host, port, timeout=timeout)
+    return PrefixStore(f"embroute/{attempt()}", store)
+
+
+def _listening(host: str, port: int) -> int:
+    """A socket on the address by which ranks reach the store; torch would take all addresses."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        server = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ValueError(
+            f"MASTER_ADDR={host}, MASTER_PORT={port}: the first rank cannot listen there: "
+            f"{error.strerror}"
+        ) from None
+    return server.detach()
+
+
+def hosts_store() -> bool:
+    """Whether this rank keeps torch's store; launchers keep it themselves."""
+    launcher_does = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return FOLDER not in os.environ and os.environ["RANK"] == "0" and not launcher_does
+
+
+def on_one_machine() -> bool:
+    """Whether the launcher started all ranks on this machine."""
+    return os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ["WORLD_SIZE"]
+
+
+def job_secret() -> bytes:
+    """The secret by which the ranks of a job know each other. It never travels."""
+    given = os.environ.get(SECRET, "")
+    if given or SECRET_FILE in os.environ:
+        return _checked(given or _secret_in(Path(os.environ[SECRET_FILE])))
+    if on_one_machine():
+        return _secret_of_user()
+    raise ValueError(
+        f"{SECRET} is not set: ranks on several machines need a common secret, such as 32 random "
+        f"hex digits; set it for every rank, or {SECRET_FILE} to a file of mode 0600 that has it"
+    )
+
+
+def _checked(text: str) -> bytes:
+    secret = text.strip().encode()
+    if len(secret) < SHORTEST:
+        raise ValueError(f"{SECRET} has {len(secret)} bytes, it needs at least {SHORTEST}")
+    return secret
+
+
+def _secret_in(path: Path) -> str:
+    """The secret in a user's file."""
+    try:
+        mode, text = path.stat().st_mode, path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{SECRET_FILE}={path}: {error}") from None
+    if mode & 0o077:
+        raise ValueError(f"{SECRET_FILE}={path}: mode {mode & 0o777:o} lets others read it: 600")
+    return text
+
+
+def _secret_of_user() -> bytes:
+    """A secret that all processes of this user on this machine can read."""
+    path = user_folder() / "secret"
+    part = path.with_name(f"secret-{secrets.token_hex(4)}")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(SHORTEST))
+    try:
+        os.link(part, path)  # whole, and only if there is none
+    except FileExistsError:
+        pass
+    finally:
+        part.unlink()
+    return _checked(path.read_text())
+
+
+def names_by_rank(store: JobStore, size: int) -> Sequence[str]:
+    """The name that each rank has published."""
+    return [store.get(f"rank/{rank}").decode(errors="replace") for rank in range(size)]
+
+
+RUNTIME = "XDG_RUNTIME_DIR"  # a user's private folder, where the system makes one
+OWNER_LOCK = "lock"
+_LONGEST = 70  # characters; a socket's path may have 107 in all
+
+
+def user_folder() -> Path:
+    """The folder of this user's jobs, mode 0700; refused if anybody else could write there."""
+    path = _place() / f"embroute-{os.getuid()}"
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    if not private or status.st_uid != os.getuid():
+        raise ValueError(
+            f"{path}: must be a folder of mode 0700 that belongs to user {os.getuid()}; remove it, "
+            f"or set TMPDIR to a folder of your own"
+        )
+    return path
+
+
+def _place() -> Path:
+    """A short folder for temporary files."""
+    for name in (os.environ.get(RUNTIME, ""), tempfile.gettempdir()):
+        if name and len(name) <= _LONGEST and os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    return Path("/tmp")
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """A new private folder that ends with its owner; those of dead owners are removed."""
+    parent = user_folder()
+    with (parent / OWNER_LOCK).open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)  # nobody removes a folder that is not locked yet
+        _sweep(parent)
+        path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=parent))
+        held = (path / OWNER_LOCK).open("w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+    with held:
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders whose owners are dead."""
+    for path in parent.iterdir():
+        if not path.is_dir():
+            continue
+        with suppress(OSError), (path / OWNER_LOCK).open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)

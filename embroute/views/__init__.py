@@ -1,1 +1,0 @@
-"""Reports one can see: self-contained HTML pages of comparisons and runs."""
