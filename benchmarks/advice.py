@@ -163,7 +163,7 @@ def main() -> None:
         ]
         rows = [row_of(case, sources[case[0]], log) for case in cases]
     batches = " or ".join(map(str, BATCHES))
-    note = (
+    message = (
         "The adviser's first choice, trimmed cache and all, beside the best of all choices it may "
         "make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, as many samples a "
         f"step as {batches} on each of eight), each simulated for {SPAN[0]} steps of which "
@@ -176,7 +176,9 @@ def main() -> None:
     headings = ["trace, network, asked", "choices", "first choice", "best of all"]
     headings += ["first, us a sample", "best, us a sample", "first / best"]
     record(
-        "advice", "The adviser beside all it could choose", f"{note}\n\n{markdown(headings, rows)}"
+        "advice",
+        "The adviser beside all it could choose",
+        f"{message}\n\n{markdown(headings, rows)}",
     )
 
 

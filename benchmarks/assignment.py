@@ -92,9 +92,13 @@ def main() -> None:
         for costs in KINDS:
             rows.append(row(costs, samples, workers))
             print(rows[-1], flush=True)
-    note = f"Medians of {REPEATS} (scipy: {SCIPY_REPEATS}, its columns expanded within the time)."
+    message = (
+        f"Medians of {REPEATS} (scipy: {SCIPY_REPEATS}, its columns expanded within the time)."
+    )
     table = markdown(HEADINGS, rows)
-    record("assignment", "Exact assignment: samples x workers, equal quotas", f"{note}\n\n{table}")
+    record(
+        "assignment", "Exact assignment: samples x workers, equal quotas", f"{message}\n\n{table}"
+    )
 
 
 if __name__ == "__main__":

@@ -60,14 +60,14 @@ def main() -> None:
             told = [simulated(data, policy) for policy in (OWN, OTHER)]
             ratios = [f"{real[0] / real[1]:.4f}", f"{told[0] / told[1]:.4f}"]
             rows.append([data, *(f"{size / 1e6:.2f}" for size in real), *ratios])
-    note = (
+    message = (
         f"{NETWORK}, {WORKERS} workers x {BATCH} samples, dim {DIM}, {STEPS} steps, SGD, caches of "
         f"10 %. Megabytes of rows between workers and shards, counted by the workers as they move, "
         "with what the end brings home. Training also moves the linear part of the model, one "
         "float a row."
     )
     headings = ["data", f"{OWN}, MB", f"{OTHER}, MB", "ratio in training", "ratio simulated"]
-    record("bytes", "Bytes of real training", f"{note}\n\n{markdown(headings, rows)}")
+    record("bytes", "Bytes of real training", f"{message}\n\n{markdown(headings, rows)}")
 
 
 if __name__ == "__main__":

@@ -53,9 +53,9 @@ def places_of(num_shards: int, num_rows: int) -> RowSharding:
     return RowSharding(Setup(Schema(tables, ()), uniform_cluster(1, num_shards), (WIDTH,) * TABLES))
 
 
-def stores_of(places: RowSharding, filled: bool = False) -> list[ShardStore]:
-    widths, rng = RecordWidths(places, ADAGRAD, "float32"), np.random.default_rng(0)
-    stores = [ShardStore(k, places, widths, ADAGRAD) for k in range(places.num_shards)]
+def stores_of(sharding: RowSharding, filled: bool = False) -> list[ShardStore]:
+    widths, rng = RecordWidths(sharding, ADAGRAD, "float32"), np.random.default_rng(0)
+    stores = [ShardStore(k, sharding, widths, ADAGRAD) for k in range(sharding.num_shards)]
     for records in (records for store in stores for records in store.records if filled):
         records[:] = rng.random(records.shape, np.float32)
     return stores
@@ -96,11 +96,11 @@ def reading(
 ) -> list[object]:
     """Shards of an old number read as the first of a new number, into memory that is used again."""
     num_rows = given.megabytes * 1_000_000 // (2 * WIDTH * 4) * old
-    places, path = places_of(old, num_rows), folder / f"of{old}"
+    sharding, path = places_of(old, num_rows), folder / f"of{old}"
     if not path.exists():
         path.mkdir()
-        for shard, store in enumerate(stores_of(places, filled=True)):
-            save_shard(path, store, places, shard)
+        for shard, store in enumerate(stores_of(sharding, filled=True)):
+            save_shard(path, store, sharding, shard)
     target = places_of(new, num_rows)
     store = stores_of(target, filled=True)[0]
     ways: list[Callable[[], AbstractContextManager[None]]] = [unsummed, nullcontext]
@@ -121,15 +121,15 @@ def reading(
 def writing(folder: Path, given: argparse.Namespace) -> list[object]:
     """A shard's file, without waiting for a disk."""
     num_rows = given.megabytes * 1_000_000 // (2 * WIDTH * 4)
-    places, path = places_of(1, num_rows), folder / "written"
+    sharding, path = places_of(1, num_rows), folder / "written"
     path.mkdir()
-    (store,) = stores_of(places, filled=True)
+    (store,) = stores_of(sharding, filled=True)
     checked, plain = [], []
     with patch("os.fsync"):
         for _ in range(given.rounds):
-            checked.append(seconds(lambda: save_shard(path, store, places, 0)))
+            checked.append(seconds(lambda: save_shard(path, store, sharding, 0)))
             with patch("xxhash.xxh3_64", NoSum):
-                plain.append(seconds(lambda: save_shard(path, store, places, 0)))
+                plain.append(seconds(lambda: save_shard(path, store, sharding, 0)))
     size = sum(file.stat().st_size for file in path.iterdir())
     return _row("write, without fsync", size, [plain, checked])
 
@@ -160,7 +160,7 @@ def main() -> None:
             reading(folder, 1, 1, given, cold=True),
             writing(folder, given),
         ]
-    note = (
+    message = (
         f"A shard's records of {WIDTH} values and {WIDTH} numbers of Adagrad, float32, "
         f"{given.megabytes} MB a shard, in page cache unless a row says otherwise; blocks of "
         f"{CHECKSUM_BLOCK_BYTES >> 10} KiB, XXH3. Without and with sums in turns, "
@@ -168,7 +168,9 @@ def main() -> None:
         f"Load of the machine before: {load:.1f}, after: {os.getloadavg()[0]:.1f}."
     )
     headings = ["work", "MB", "GB/s without", "GB/s with sums", f"more (target {TARGET:.0%})"]
-    record("checkpoint_sums", "Checksums of checkpoints", f"{note}\n\n{markdown(headings, rows)}")
+    record(
+        "checkpoint_sums", "Checksums of checkpoints", f"{message}\n\n{markdown(headings, rows)}"
+    )
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ def _tick_at_steps(clock: Clock) -> None:
     """Let a shard's clock count its steps: it serves within `prepare`."""
     step = Shard.step
 
-    def ticking(shard: Shard, note: ControlMessage) -> None:
-        step(shard, note)
+    def ticking(shard: Shard, message: ControlMessage) -> None:
+        step(shard, message)
         clock.tick()
 
     setattr(Shard, "step", ticking)  # noqa: B010

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
 from embroute.kernels.array_types import U8
-from embroute.kernels.codes import MOST_PARTS
+from embroute.kernels.codes import MAX_CHUNKS
 from embroute.transport.bootstrap import open_channels
 from embroute.transport.gloo import GlooChannel
 from embroute.transport.interface import Channel, Work
@@ -85,7 +85,7 @@ class Links:
 
 def alike(workers: int, gbit: float) -> Links:
     """Equal links and messages: one at a time, and as many as a phase has parts at most."""
-    swaps = [((kb,) * workers, (at,) * workers) for at in (1, MOST_PARTS) for kb in (20, 60, 200)]
+    swaps = [((kb,) * workers, (at,) * workers) for at in (1, MAX_CHUNKS) for kb in (20, 60, 200)]
     return Links((gbit,) * workers, tuple(swaps))
 
 
@@ -94,7 +94,7 @@ def mixed(shard_gbit: float, times: int) -> Links:
 
     In one message that is ten times as long, or in several.
     """
-    long = [((200,) * 4 + (20,) * 4, (at,) * 8) for at in (1, MOST_PARTS)]
+    long = [((200,) * 4 + (20,) * 4, (at,) * 8) for at in (1, MAX_CHUNKS)]
     many = [((kb,) * 8, (times,) * 4 + (1,) * 4) for kb in (20, 60, 200)]
     return Links((1.0,) * 4 + (0.1,) * 4, (*long, *many), shard_gbit)
 
@@ -239,7 +239,7 @@ def main() -> None:
     rows = [line for links in CASES for line in measure(sys.argv[1], links)]
     headings = ["links, Gbit/s", "shard's", "KB", "at once", "Mbit/s", "iperf3", "Gloo"]
     headings.append(f"of iperf3 (target {TARGET:g})")
-    note = (
+    message = (
         "Every worker and the shard swap messages each way, again and again: in each phase one "
         "with each worker, or several posted together, as parts of a phase are. A phase ends when "
         f"all messages of all workers have; {AHEAD} phases are on their way. Mbit/s of one "
@@ -251,7 +251,7 @@ def main() -> None:
         "together are what compares, and what is moved by fast and slow ones is as given."
     )
     table = markdown(headings, rows)
-    record("exchange", "The exchange of rows on shaped links", f"{note}\n\n{table}")
+    record("exchange", "The exchange of rows on shaped links", f"{message}\n\n{table}")
 
 
 if __name__ == "__main__":

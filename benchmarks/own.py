@@ -157,7 +157,7 @@ def main() -> None:
         curves = [row for name, source in sources.items() for row in curve(name, source)]
         looks = [row for name, source in sources.items() for row in windows(name, source)]
         crowd = many(sources["synthetic criteo-kaggle"])
-    note = (
+    message = (
         "8 workers x 128 samples, caches of 10 %, 90 steps of which 10 warm-up. Cost (edge-8, dim "
         "64, equal quotas) and rows (dc-8) over `esd(1)`; step time (edge-8, dim 512, 0.05 ms per "
         "sample, free quotas) over the best of `esd(1)`, `herald` and their `workers=fast`. Rows "
@@ -177,7 +177,7 @@ def main() -> None:
     record(
         "own",
         "Our own policy",
-        f"{note}\n\n{markdown(headings, table)}\n\n{by_effort}\n\n{more}",
+        f"{message}\n\n{markdown(headings, table)}\n\n{by_effort}\n\n{more}",
     )
 
 

@@ -56,13 +56,13 @@ def main() -> None:
     with opened_traces(argparse.ArgumentParser(description=__doc__)) as (_, sources):
         sources |= {name: open_source(name) for name in ("criteo-kaggle", "avazu")}
         rows = [row(name, source, case) for name, source in sources.items() for case in CASES]
-    note = (
+    message = (
         "128 samples a worker, dim 512, caches of 10 %, 50 steps of which 10 warm-up, simulated. "
         "Milliseconds of a step of `embroute`, over itself with nothing all-reduced, and over "
         "`esd(1)`."
     )
     headings = ["trace", "network, compute per sample", "rows", "ms", "over itself", "over esd(1)"]
-    record("reduction", "Rows on the all-reduce", f"{note}\n\n{markdown(headings, rows)}")
+    record("reduction", "Rows on the all-reduce", f"{message}\n\n{markdown(headings, rows)}")
 
 
 if __name__ == "__main__":

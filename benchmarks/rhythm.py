@@ -218,8 +218,8 @@ def main() -> None:
             rows += rows_of(name, path, given)
     headings = ["trace", "policy", "foretold ms", "took ms", "took over foretold"]
     slower, mbit = given.slower, 1e3 / given.slower
-    note = NOTE.format(slower, FAST * mbit, SLOW * mbit, 1e3 * COMPUTE_S * slower)
-    body = f"{note}\n\n{markdown(headings, rows)}"
+    message = NOTE.format(slower, FAST * mbit, SLOW * mbit, 1e3 * COMPUTE_S * slower)
+    body = f"{message}\n\n{markdown(headings, rows)}"
     record("rhythm", "Steps on real ranks beside the cost model", body)
 
 

@@ -81,14 +81,14 @@ def rows_of(name: str, source: Source) -> list[list[str]]:
 def main() -> None:
     with opened_traces(argparse.ArgumentParser(description=__doc__)) as (_, sources):
         rows = [row for name, source in sources.items() for row in rows_of(name, source)]
-    note = (
+    message = (
         f"Transmission cost over that of `{BASE}`: edge-8, 8 workers x 128 samples, caches of 10 % "
         "of the rows, 90 steps of which 10 warm-up, drain difference counted. Where the optimum is "
         "not unique (`esd`) or scores are equal (`herald`), the choice matters: it decides which "
         "samples meet on a worker and share transfers."
     )
     table = markdown(["trace: policy", "ratio", "independent simulator", "difference"], rows)
-    record("sanity", "Published systems beside an independent simulator", f"{note}\n\n{table}")
+    record("sanity", "Published systems beside an independent simulator", f"{message}\n\n{table}")
 
 
 if __name__ == "__main__":

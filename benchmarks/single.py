@@ -37,7 +37,7 @@ def main() -> None:
         ms, batch = step_ms(runs), CASES[name].batch
         cells = [f"{1e3 * batch / ms:,.0f}", f"{base / ms:.2f}", f"{worker:.1f}"]
         rows.append([name, *cells, f"{cpu_ms(runs):.1f}"])
-    note = (
+    message = (
         "DLRM as in training.py, batch 1024, one thread a rank. The plain loop gathers rows and "
         "updates them in place with the same kernels, in one process. embroute: one worker, one "
         "shard, one coordinator; the stream repeats after 25 batches, so that every row is cached "
@@ -45,7 +45,7 @@ def main() -> None:
     )
     share = f"share (target {TARGET:g})"
     headings = ["loop", "samples/s", share, "worker CPU ms/step", "CPU ms/step, all ranks"]
-    record("single", "One worker, everything cached", f"{note}\n\n{markdown(headings, rows)}")
+    record("single", "One worker, everything cached", f"{message}\n\n{markdown(headings, rows)}")
 
 
 if __name__ == "__main__":

@@ -75,12 +75,12 @@ def train(case: Case, bound: int) -> Found:
     model = make_model("deepfm", source.schema, case.dim, ModelOptions((64, 32), seed=case.seed))
     first = model.state_dict()
 
-    def rank(seat: RankContext) -> tuple[float, int, int]:
+    def run_rank(rank: RankContext) -> tuple[float, int, int]:
         own = make_model("deepfm", source.schema, case.dim, ModelOptions((64, 32)))
         own.load_state_dict(first)
-        return _rank(case, f"het({bound})", seat, own, (trained, held_out))
+        return _rank(case, f"het({bound})", rank, own, (trained, held_out))
 
-    results = run_in_process(case.workers, 1, rank)
+    results = run_in_process(case.workers, 1, run_rank)
     auc, hits, touches = results["worker0"]
     return Found(auc, expected_auc(np.concatenate(true)), hits, touches)
 
@@ -88,14 +88,14 @@ def train(case: Case, bound: int) -> Found:
 def _rank(
     case: Case,
     policy: str,
-    seat: RankContext,
+    rank: RankContext,
     model: nn.Module,
     data: tuple[Sequence[Batch], Sequence[Batch]],
 ) -> tuple[float, int, int]:
     """One rank's part; at the first worker the AUC, and hits and touches of all workers."""
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.03)
     settings = {"policy": policy, "cache": case.cache, "held_out": data[1]}
-    ready = prepare(model, optimizer, data[0], seat, **settings)  # type: ignore[arg-type]
+    ready = prepare(model, optimizer, data[0], rank, **settings)  # type: ignore[arg-type]
     hits = touches = 0
     for samples in ready.loader:
         assert isinstance(samples, Samples)
@@ -126,7 +126,7 @@ def main() -> None:
         rows.append([f"het({bound})", *cells, f"{100 * share:.1f} %"])
         print(rows[-1], flush=True)
     case = Case()
-    note = (
+    message = (
         f"DeepFM, width {case.dim}, Adagrad; {case.workers} workers x {case.batch} samples in one "
         f"process, caches of {100 * case.cache:.0f} % of the rows; the fields of criteo-kaggle "
         f"with at most {case.rows:,} rows each, one pass over {case.samples - case.held_out:,} "
@@ -135,7 +135,7 @@ def main() -> None:
         f"write-through and exact."
     )
     headings = ["policy", "AUC", "best possible", "gap", "spread over seeds", "hits"]
-    record("staleness", "AUC of bounded staleness", f"{note}\n\n{markdown(headings, rows)}")
+    record("staleness", "AUC of bounded staleness", f"{message}\n\n{markdown(headings, rows)}")
 
 
 if __name__ == "__main__":

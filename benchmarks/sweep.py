@@ -84,13 +84,15 @@ class Case(NamedTuple):
 
 def cases(names: list[str]) -> list[Case]:
     """All settings, in an order that is random and always the same: every place, then again."""
-    places = list(itertools.product(names, NETWORKS, CACHES, WORKERS))
+    sharding = list(itertools.product(names, NETWORKS, CACHES, WORKERS))
     chance = random.Random(0)
-    chance.shuffle(places)
+    chance.shuffle(sharding)
     loads = list(itertools.product(DIMS, COMPUTE_MS))
-    drawn = [chance.sample(loads, len(loads)) for _ in places]
+    drawn = [chance.sample(loads, len(loads)) for _ in sharding]
     turns = zip(*drawn, strict=True)
-    return [Case(*place, *load) for turn in turns for place, load in zip(places, turn, strict=True)]
+    return [
+        Case(*place, *load) for turn in turns for place, load in zip(sharding, turn, strict=True)
+    ]
 
 
 def job(case: Case, source: Source, steps: int) -> Workload:
@@ -202,26 +204,26 @@ class Log:
         self.path = path
         lines = path.read_text().splitlines() if path.exists() else []
         found = [json.loads(line) for line in lines if line.endswith("}")]  # not cut by a crash
-        self.places: dict[str, Loads] = {f["place"]: f["ms"] for f in found if "place" in f}
+        self.sharding: dict[str, Loads] = {f["place"]: f["ms"] for f in found if "place" in f}
         answers = [(Case(*f["case"]), f["own"]) for f in found if "case" in f]
         self.results = {case: self._result(case, own) for case, own in answers}
 
     def _result(self, case: Case, own: float | None) -> Result:
-        ms = dict(self.places[case.place][case.load])
+        ms = dict(self.sharding[case.place][case.load])
         return Result(case, ms if own is None else {OWN: own, **ms})
 
     def add(self, answer: Answer) -> Result:
         """Write an answer down."""
         case, lines = answer.case, list[Mapping[str, object]]()
         if answer.others is not None:
-            self.places[case.place] = answer.others
+            self.sharding[case.place] = answer.others
             lines.append({"place": case.place, "ms": answer.others})
         lines.append({"case": list(case), "own": answer.own})
-        self.note(*lines)
+        self.message(*lines)
         self.results[case] = self._result(case, answer.own)
         return self.results[case]
 
-    def note(self, *lines: Mapping[str, object]) -> None:
+    def message(self, *lines: Mapping[str, object]) -> None:
         """Write lines down as they are."""
         with self.path.open("a") as file:
             file.writelines(f"{json.dumps(line)}\n" for line in lines)
@@ -235,7 +237,7 @@ def open_traces(folder: Path, scratch: Path) -> None:
 
 def left(log: Log, names: list[str], most: int | None = None) -> list[tuple[Case, bool]]:
     """Cases that the file does not hold yet, and whether the others must be run there too."""
-    known, todo = set(log.places), []
+    known, todo = set(log.sharding), []
     for case in [case for case in cases(names) if case not in log.results][:most]:
         todo.append((case, case.place not in known))
         known.add(case.place)
@@ -266,13 +268,13 @@ def page(results: list[Result], total: int) -> str:
         if r.ms
     ]
     middle = results[len(results) // 2].ratio
-    note = (
+    message = (
         f"{len(results)} of {total} settings; {kept} at most {TARGET}; median {middle:.3f}. "
         "A setting: trace, network, cache, workers, dim, ms of compute per sample. 128 samples a "
         f"worker. Others: {', '.join(EVERYONE)}; {' and '.join(ON_SOME)} on 1, 2, 4, 8 workers too."
     )
     headings = ["worst settings", "best other", "its ms per step", f"{OWN} over it"]
-    return f"{note}\n\n{markdown(headings, rows)}"
+    return f"{message}\n\n{markdown(headings, rows)}"
 
 
 def main() -> None:
@@ -284,7 +286,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     log = Log(args.out)
-    log.note({"commit": commit(), "settings": len(log.results)})
+    log.message({"commit": commit(), "settings": len(log.results)})
     proceed(args, log)
     total = len(cases(TRACES))
     record("sweep", "Our own policy in many settings", page(list(log.results.values()), total))

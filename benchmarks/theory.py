@@ -127,7 +127,7 @@ def rows_of(name: str, trace: Trace) -> list[list[str]]:
 def main() -> None:
     with opened_traces(argparse.ArgumentParser(description=__doc__)) as (_, sources):
         rows = [row for name, source in sources.items() for row in rows_of(name, trace_of(source))]
-    note = (
+    message = (
         f"Rows of a worker and step (all-reduced: of a step). {WORKERS} workers x {SAMPLES} "
         f"samples, caches of {CACHE:.0%} and hot sets of {HOT:.0%} of the rows that occur, {STEPS} "
         f"steps of which {WARMUP} warm-up; access counts of the same samples. In per cent: "
@@ -138,7 +138,7 @@ def main() -> None:
         "adviser does."
     )
     headings = ["trace: policy", "expected, ordered", "simulated, ordered", *VARIANTS, "scaled"]
-    record("theory", "Theory on real traces", f"{note}\n\n{markdown(headings, rows)}")
+    record("theory", "Theory on real traces", f"{message}\n\n{markdown(headings, rows)}")
 
 
 if __name__ == "__main__":

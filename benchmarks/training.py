@@ -190,7 +190,7 @@ def main() -> None:
             results[name].append((run, dense))
             print(turn, name, f"{step_ms([dense]):.1f} {step_ms([run]):.1f} ms", flush=True)
     eight = [measure(EIGHT)]
-    note = (
+    message = (
         f"DLRM, {workload.NUM_TABLES} tables, {workload.NUM_ROWS:,} rows in all, dim "
         f"{workload.DIM}, MLPs {workload.HIDDEN}, SGD; 2 workers x 1024 on loopback, one thread a "
         f"rank; embroute with a shard and a coordinator beside them, on the same cores. Ids: "
@@ -200,7 +200,7 @@ def main() -> None:
         f"part alone; what it takes beyond that is the median over rounds. CPU: processor time of "
         f"all ranks, which other users of the machine disturb less."
     )
-    parts = [note, table(results), "## Where embroute's time goes", PHASE_NOTE, phases(results)]
+    parts = [message, table(results), "## Where embroute's time goes", PHASE_NOTE, phases(results)]
     parts += ["## The coordinator at eight workers", coordinator(eight)]
     record("training", "Training beside TorchRec", "\n\n".join(parts))
 

@@ -27,15 +27,15 @@ def settings_for(policy: str, workers: int, shards: int) -> Settings:
 
 def main() -> None:
     folder, workers, shards = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    with connect(on_one_node(workers, shards), peer_timeout_s=60) as seat:
+    with connect(on_one_node(workers, shards), peer_timeout_s=60) as rank:
         for number, case in enumerate(sys.argv[4:]):
             policy, _, optimizer = case.partition("@")
             settings = settings_for(policy, workers, shards)
             settings["debug"] = "steps"
-            result = train(seat, batches(workers, STEPS), optimizer, settings)
+            result = train(rank, batches(workers, STEPS), optimizer, settings)
             # The meter's defaults are functions, which do not travel.
             result.meter.rows.default_factory = result.meter.bytes.default_factory = None
-            (folder / f"{number}-{seat.name}").write_bytes(pickle.dumps(result))
+            (folder / f"{number}-{rank.name}").write_bytes(pickle.dumps(result))
 
 
 if __name__ == "__main__":

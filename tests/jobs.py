@@ -212,7 +212,7 @@ class Result:
 
 
 def train(
-    seat: RankContext,
+    rank: RankContext,
     stream: Iterable[Batch],
     optimizer: str,
     settings: Settings,
@@ -226,7 +226,7 @@ def train(
     extras = {f"schedule{i}": schedule for i, schedule in enumerate(schedules)}
     own = settings.copy()
     own["extras"] = extras
-    ready = prepare(model, optimizers, stream, seat, **own)
+    ready = prepare(model, optimizers, stream, rank, **own)
     losses, samples = [], []
     for batch in ready.loader:
         for one in optimizers:
@@ -242,19 +242,19 @@ def train(
             schedule.step()
         if len(losses) == stop_after:
             ready.stop()
-    tables = _tables(ready, seat)
+    tables = _tables(ready, rank)
     return Result(ready.meter, dense_of(model), tables, losses, ready.stamps, tuple(samples))
 
 
-def _tables(ready: Prepared, seat: RankContext) -> list[npt.NDArray[np.float64]]:
+def _tables(ready: Prepared, rank: RankContext) -> list[npt.NDArray[np.float64]]:
     if ready.shard is None:
         return []
-    places = places_of(seat.num_workers, seat.num_shards)
+    sharding = places_of(rank.num_workers, rank.num_shards)
     found = []
     for table, width in enumerate(WIDTHS):
-        rows = places.rows_of(seat.index, table)
-        records = ready.shard.store.records[places.setup.arenas.index(width)]
-        found.append(records[places.local(rows), :width].astype(np.float64))
+        rows = sharding.rows_of(rank.index, table)
+        records = ready.shard.store.records[sharding.setup.arenas.index(width)]
+        found.append(records[sharding.local(rows), :width].astype(np.float64))
     return found
 
 
@@ -266,12 +266,12 @@ def places_of(num_workers: int, num_shards: int) -> RowSharding:
 
 def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> Trained:
     """The tables put together from all shards, and the last worker's dense part."""
-    places = places_of(num_workers, num_shards)
+    sharding = places_of(num_workers, num_shards)
     tables = []
     for table, (size, width) in enumerate(zip(SIZES.values(), WIDTHS, strict=True)):
         whole = np.full((size, width), np.nan)
         for shard in range(num_shards):
-            ids = places.rows_of(shard, table) - places.setup.schema.first_rows[table]
+            ids = sharding.rows_of(shard, table) - sharding.setup.schema.first_rows[table]
             whole[ids] = results[f"shard{shard}"].tables[table]
         tables.append(whole)
     return Trained(tables, results[f"worker{num_workers - 1}"].dense)

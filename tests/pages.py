@@ -45,10 +45,10 @@ def trained(folder: Path, policy: str, steps: int = 40, limit: int = 4000) -> Pa
     )
     folder.mkdir()
 
-    def rank(seat: RankContext) -> None:
-        write_record(folder, seat.name, train_rank(run, seat, folder, threading.Event()))
+    def run_rank(rank: RankContext) -> None:
+        write_record(folder, rank.name, train_rank(run, rank, folder, threading.Event()))
 
-    run_in_process(2, 1, rank)
+    run_in_process(2, 1, run_rank)
     write_report(folder / "report.html", [folder])
     return folder
 

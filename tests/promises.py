@@ -24,7 +24,7 @@ from tests.jobs import BATCH, SIZES, WIDTHS, Batch, Result, lookups, new_model, 
 ITEM_BYTES = 8  # the jobs are in doubles, the simulator prices floats
 
 
-def feed() -> TensorAdapter:
+def adapter() -> TensorAdapter:
     """How the job's coordinator reads batches."""
     bags = (False, True, False)
     layers = [
@@ -57,7 +57,7 @@ def promise(
     stream: Sequence[Batch], optimizer: str, topology: tuple[int, int], settings: Settings
 ) -> Promise:
     """Plan a whole job without running it."""
-    policy, own = make_policy(settings["policy"]), feed()
+    policy, own = make_policy(settings["policy"]), adapter()
     own.infer_spec(stream[0])
     setup = Setup(
         own.schema,

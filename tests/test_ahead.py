@@ -59,11 +59,11 @@ def test_two_plans_wait_while_a_step_computes(policy: str, monkeypatch: pytest.M
     monkeypatch.setattr(coordinator, "send_all", plans.post)
     found: list[bool] = []
 
-    def main(seat: RankContext) -> None:
+    def main(rank: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
         settings = settings_of(policy, WORKERS)
-        ready = prepare(model, optimizers, batches(1, 30), seat, **settings)
+        ready = prepare(model, optimizers, batches(1, 30), rank, **settings)
         for step, batch in enumerate(ready.loader):
             if step == at and ready.is_first_worker:
                 # Plans 0 to `at` have been used.
@@ -84,9 +84,9 @@ def test_a_worker_may_ask_for_the_end(policy: str, tmp_path: Path) -> None:
     stream, settings = batches(3, steps), settings_of(policy, WORKERS)
     settings["checkpoint"] = str(tmp_path)
 
-    def main(seat: RankContext) -> Result:
-        stop_after = asked if seat.name == "worker1" else 0
-        return train(seat, stream, "adagrad", settings, stop_after=stop_after)
+    def main(rank: RankContext) -> Result:
+        stop_after = asked if rank.name == "worker1" else 0
+        return train(rank, stream, "adagrad", settings, stop_after=stop_after)
 
     results = run_in_process(WORKERS, SHARDS, main)
     trained = len(results["worker0"].losses)
@@ -99,14 +99,14 @@ def test_a_worker_may_ask_for_the_end(policy: str, tmp_path: Path) -> None:
 
 
 def test_only_workers_ask_for_it() -> None:
-    def main(seat: RankContext) -> None:
+    def main(rank: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
-        ready = prepare(model, optimizers, batches(1, 2), seat, **settings_of("vanilla", WORKERS))
+        ready = prepare(model, optimizers, batches(1, 2), rank, **settings_of("vanilla", WORKERS))
         for batch in ready.loader:
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
-        if seat.role == "shard":
+        if rank.role == "shard":
             ready.stop()
 
     with pytest.raises(RuntimeError, match="only workers train"):

@@ -83,10 +83,10 @@ def even(samples: int, workers: int) -> I64:
     return np.diff(np.arange(workers + 1) * samples // workers)
 
 
-def uneven(rng: np.random.Generator, places: int, workers: int) -> I64:
+def uneven(rng: np.random.Generator, sharding: int, workers: int) -> I64:
     """Quotas that sum to `places`, some of them zero."""
     weight = rng.random(workers) * (rng.random(workers) < 0.7) + 1e-9
-    return rng.multinomial(places, weight / weight.sum())
+    return rng.multinomial(sharding, weight / weight.sum())
 
 
 def total(cost_SW: F64, worker_S: NDArray[np.int32]) -> float:

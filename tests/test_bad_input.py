@@ -143,7 +143,7 @@ def saving(folder: Path, policy: str = "esd(1)") -> Settings:
 def run(
     settings: Settings, stream: Sequence[Batch], optimizer: str = "adagrad"
 ) -> dict[str, Result]:
-    return run_in_process(2, 1, lambda seat: train(seat, stream, optimizer, settings))
+    return run_in_process(2, 1, lambda rank: train(rank, stream, optimizer, settings))
 
 
 def assert_goes_on(settings: Settings, folder: Path, step: int) -> None:
@@ -276,7 +276,7 @@ def test_in_place_is_for_one_machine() -> None:
 
 
 def test_in_place_needs_memory_in_common(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(InProcessTransport, "common_memory", lambda mail, size: None)
+    monkeypatch.setattr(InProcessTransport, "common_memory", lambda transport, size: None)
     with pytest.raises(ValueError, match="policy in-place: shards and workers share no memory"):
         run(settings_of("in-place", 2), batches(2, 3))
 

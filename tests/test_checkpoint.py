@@ -57,9 +57,9 @@ def places_of(num_shards: int, *tables: Table) -> RowSharding:
     return RowSharding(Setup(Schema(tables or TABLES, ()), uniform_cluster(2, num_shards), WIDTHS))
 
 
-def stores_of(places: RowSharding, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
-    widths = RecordWidths(places, optimizer, dtype)
-    return [ShardStore(k, places, widths, optimizer) for k in range(places.num_shards)]
+def stores_of(sharding: RowSharding, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
+    widths = RecordWidths(sharding, optimizer, dtype)
+    return [ShardStore(k, sharding, widths, optimizer) for k in range(sharding.num_shards)]
 
 
 def record(row: int, columns: int) -> npt.NDArray[np.float64]:
@@ -67,12 +67,12 @@ def record(row: int, columns: int) -> npt.NDArray[np.float64]:
     return np.asarray((1000 * row + np.arange(columns)) / 3)
 
 
-def filled_stores(places: RowSharding, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
-    stores = stores_of(places, optimizer, dtype)
-    for row in range(places.setup.schema.num_rows):
-        arena = places.setup.arena_of(np.array([row]))[0]
+def filled_stores(sharding: RowSharding, optimizer: RowOptimizer, dtype: str) -> list[ShardStore]:
+    stores = stores_of(sharding, optimizer, dtype)
+    for row in range(sharding.setup.schema.num_rows):
+        arena = sharding.setup.arena_of(np.array([row]))[0]
         records = stores[row % len(stores)].records[arena]
-        records[places.local(np.array([row]))[0]] = record(row, records.shape[1])
+        records[sharding.local(np.array([row]))[0]] = record(row, records.shape[1])
     return stores
 
 
@@ -80,15 +80,15 @@ def write_checkpoint(
     folder: Path, step: int, num_shards: int = 2, dtype: str = "float32", keep: int = 2
 ) -> Path:
     """A whole checkpoint, as the ranks of a job write it."""
-    places, part = places_of(num_shards), partial_folder(folder, step, "run")
-    stores = filled_stores(places, ADAGRAD, dtype)
-    files = [save_shard(part, store, places, k) for k, store in enumerate(stores)]
+    sharding, part = places_of(num_shards), partial_folder(folder, step, "run")
+    stores = filled_stores(sharding, ADAGRAD, dtype)
+    files = [save_shard(part, store, sharding, k) for k, store in enumerate(stores)]
     files += [rank_files.save_cache(part, worker, None, RANDOM) for worker in range(2)]
     files.append(rank_files.save_dense(part, Training(MODEL, [], {}), RANDOM))
-    state = start(make_policy("esd(1)"), places.setup)
+    state = start(make_policy("esd(1)"), sharding.setup)
     state.step = step
     files.append(save_planner(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
-    identity = identity_of(places, ADAGRAD, dtype, MODEL)
+    identity = identity_of(sharding, ADAGRAD, dtype, MODEL)
     manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files), "run")
     return commit(folder, manifest, keep)
 
@@ -302,9 +302,9 @@ def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_worker_gets_its_cache_back(tmp_path: Path) -> None:
-    places, sgd = places_of(2), RowOptimizer("sgd", 1)
-    kinds = [RecordWidths(places, optimizer, "float64") for optimizer in (ADAGRAD, ADAGRAD, sgd)]
-    store, other, narrow = (CacheStore(1, places, kind, ADAGRAD, True) for kind in kinds)
+    sharding, sgd = places_of(2), RowOptimizer("sgd", 1)
+    kinds = [RecordWidths(sharding, optimizer, "float64") for optimizer in (ADAGRAD, ADAGRAD, sgd)]
+    store, other, narrow = (CacheStore(1, sharding, kind, ADAGRAD, True) for kind in kinds)
     for i, array in enumerate([*store.records, *store.bases]):
         array[:] = np.random.default_rng(i).random(array.shape)
     rank_files.save_cache(tmp_path, 1, store, RANDOM)
@@ -337,21 +337,21 @@ def test_export(dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch)
         bag.load_state_dict({"weight": torch.from_numpy(tables[table.name])})
         assert np.array_equal(bag(torch.tensor([[0]])).detach().numpy()[0], expected[0])
         first += table.num_rows
-    places = places_of(2)
-    store, whole = (made(places, ADAGRAD, dtype)[1] for made in (stores_of, filled_stores))
-    assert rank_files.load_tables(out, store, places, 1) == [table.name for table in TABLES]
+    sharding = places_of(2)
+    store, whole = (made(sharding, ADAGRAD, dtype)[1] for made in (stores_of, filled_stores))
+    assert rank_files.load_tables(out, store, sharding, 1) == [table.name for table in TABLES]
     for records, its, width in zip(store.records, whole.records, (4, 8), strict=True):
         assert np.array_equal(records[:, :width], its[:, :width])
         assert (records[:, width:] == ADAGRAD.initial_state).all()
     command("export", path, "--out", out, "--table", "d", "--table", "b")
-    assert rank_files.load_tables(out, store, places, 1) == ["b", "d"]
+    assert rank_files.load_tables(out, store, sharding, 1) == ["b", "d"]
     for word, file in (("--table", "z"), ("--out", path / "shard0.safetensors")):
         with pytest.raises(ValueError, match=f"^{word} .*{Path(file).name}"):
             command("export", path, "--out", out, word, file)
     for named, message in (("z", "'z' is no table of the model"), ("a", r"expected \[23, 4\]")):
         save_file({named: np.zeros((2, 4), dtype)}, out)
         with pytest.raises(ValueError, match=message):
-            rank_files.load_tables(out, store, places, 0)
+            rank_files.load_tables(out, store, sharding, 0)
     assert_whole(path, 10)
 
 

@@ -309,10 +309,10 @@ def test_impossible_ranges_are_refused(policy: str, said: str) -> None:
 
 def test_effort_follows_the_time_of_a_step() -> None:
     """More where steps are long, within bounds, and by the model's time alone."""
-    outlook = start(make_policy("embroute"), job("edge-4", 0.0).setup).memory
+    memory = start(make_policy("embroute"), job("edge-4", 0.0).setup).memory
     given = SearchOptions(paced=True)
     for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, SearchOptions.effort)):
-        known = outlook._replace(took_1=np.array([took], np.float32))
+        known = memory._replace(took_1=np.array([took], np.float32))
         assert paced(given, known, 256).effort == effort
         assert paced(SearchOptions(), known, 256).effort == SearchOptions.effort
     steps = [

@@ -69,7 +69,7 @@ def plain_with_decay(optimizer: str, stream: Sequence[Batch]) -> Trained:
 def test_touched_rows_decay_and_no_others(optimizer: str, policy: str) -> None:
     settings, stream = settings_of(policy, 3), batches(3, STEPS)
     settings["decay"] = DECAY
-    results = run_in_process(3, 2, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(3, 2, lambda rank: train(rank, stream, optimizer, settings))
     gathered(results, 3, 2).assert_equal(plain_with_decay(optimizer, stream))
 
 

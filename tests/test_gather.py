@@ -13,21 +13,21 @@ from tests.jobs import batches, loss_of, new_model, optimizers_of, settings_of
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
 def test_gathered_by_worker(dtype: torch.dtype) -> None:
-    def rank(seat: RankContext) -> torch.Tensor | None:
+    def run_rank(rank: RankContext) -> torch.Tensor | None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
-        ready = prepare(model, optimizers, batches(3, 4), seat, **settings_of("esd(1)", 3))
+        ready = prepare(model, optimizers, batches(3, 4), rank, **settings_of("esd(1)", 3))
         found = None
         for batch in ready.loader:
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
             # Two rows at worker 0, none at worker 1, two at worker 2: in the middle of training.
-            rows = 0 if seat.index == 1 else 2
-            own = torch.full((rows, 3), seat.index).to(dtype)
+            rows = 0 if rank.index == 1 else 2
+            own = torch.full((rows, 3), rank.index).to(dtype)
             found = ready.gather(own)
         return found
 
-    results = run_in_process(3, 1, rank)
+    results = run_in_process(3, 1, run_rank)
     expected = torch.tensor([[0] * 3, [0] * 3, [2] * 3, [2] * 3]).to(dtype)
     assert results["worker0"] is not None
     assert torch.equal(results["worker0"], expected)
@@ -36,10 +36,10 @@ def test_gathered_by_worker(dtype: torch.dtype) -> None:
 
 
 def test_only_workers_gather() -> None:
-    def rank(seat: RankContext) -> None:
+    def run_rank(rank: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
-        ready = prepare(model, optimizers, batches(3, 2), seat, **settings_of("esd(1)", 2))
+        ready = prepare(model, optimizers, batches(3, 2), rank, **settings_of("esd(1)", 2))
         for batch in ready.loader:
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
@@ -47,4 +47,4 @@ def test_only_workers_gather() -> None:
             with pytest.raises(RuntimeError, match="only workers train"):
                 ready.gather(torch.zeros(1))
 
-    run_in_process(2, 1, rank)
+    run_in_process(2, 1, run_rank)

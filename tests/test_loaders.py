@@ -17,7 +17,7 @@ def run(settings: Settings, once: bool) -> dict[str, Result]:
     return run_in_process(
         WORKERS,
         SHARDS,
-        lambda seat: train(seat, iter(stream) if once else stream, "sgd", settings),
+        lambda rank: train(rank, iter(stream) if once else stream, "sgd", settings),
     )
 
 

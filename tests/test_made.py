@@ -49,7 +49,7 @@ def run(
     made: Callable[[], Model] = seeded_model,
     topology: tuple[int, int] = TOPOLOGY,
 ) -> dict[str, Result]:
-    return run_in_process(*topology, lambda seat: train(seat, stream, optimizer, settings, made))
+    return run_in_process(*topology, lambda rank: train(rank, stream, optimizer, settings, made))
 
 
 def misses(results: dict[str, Result]) -> int:

@@ -14,7 +14,7 @@ from embroute.cost.step_time import LEAST_PART_S, Traffic, pipelined, step_time
 from embroute.data.open import open_source
 from embroute.engine.packing import PendingBlock
 from embroute.engine.shard import IncomingBlocks, Shard
-from embroute.kernels.codes import LATE, MISS_PULL, MOST_PARTS, UPDATE_PUSH, URGENT
+from embroute.kernels.codes import LATE, MAX_CHUNKS, MISS_PULL, UPDATE_PUSH, URGENT
 from embroute.launch.in_process import run_in_process
 from embroute.nn.settings import Settings
 from embroute.planner.kernels.transfers import empty_counts
@@ -31,7 +31,7 @@ POLICIES = ["dispatch=esd sync=streamed", "embroute(effort=200, quotas=equal)"]
 
 def run(settings: Settings, optimizer: str) -> dict[str, Result]:
     stream, settings = batches(TOPOLOGY[0], STEPS), settings | Settings(debug="steps")
-    return run_in_process(*TOPOLOGY, lambda seat: train(seat, stream, optimizer, settings))
+    return run_in_process(*TOPOLOGY, lambda rank: train(rank, stream, optimizer, settings))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -80,9 +80,9 @@ def test_rows_of_a_part_go_out_before_the_next_is_in(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Shard, "_post", posting)
     steps.append("")
     stream_, settings = batches(2, 20), slow_settings("dispatch=esd sync=streamed", 2, 1, 0.05e6)
-    run_in_process(2, 1, lambda seat: train(seat, stream_, "sgd", settings))
+    run_in_process(2, 1, lambda rank: train(rank, stream_, "sgd", settings))
     # After the parts of a step comes the early phase of the next: all of it in, then out.
-    assert any(step.startswith("io" * MOST_PARTS) for step in steps)
+    assert any(step.startswith("io" * MAX_CHUNKS) for step in steps)
 
 
 def two_workers(urgent: Sequence[int], late: Sequence[int], samples: Sequence[int]) -> Traffic:

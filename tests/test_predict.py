@@ -31,7 +31,7 @@ def test_scores_are_those_of_the_last_evaluation(model: str, tmp_path: Path) -> 
         shards=2,
     )
     run.write(tmp_path / RUN_FILE)
-    run_in_process(2, 2, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
+    run_in_process(2, 2, lambda rank: train_rank(run, rank, tmp_path, threading.Event()))
     out = tmp_path / "scores.csv"
     result = CliRunner().invoke(cli, ["predict", str(tmp_path), "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -55,7 +55,7 @@ def test_other_files_may_have_no_label(tmp_path: Path) -> None:
     new.write_text("\n".join(["user,item", *(line[2:] for line in lines)]) + "\n")
     options = {"label": "click", "categorical": ["user", "item"], "ids": "hash", "hash_rows": 50}
     run = RunFile(str(known), options, dim="4", hidden="8", cache="1", batch=32, workers=1)
-    run_in_process(1, 1, lambda seat: train_rank(run, seat, tmp_path, threading.Event()))
+    run_in_process(1, 1, lambda rank: train_rank(run, rank, tmp_path, threading.Event()))
     for name, given in (("a", [str(known), "--part", "all"]), ("b", [str(new), "--unlabelled"])):
         words = ["predict", str(tmp_path), "--out", str(tmp_path / name), "--data", *given]
         result = CliRunner().invoke(cli, words)

@@ -38,7 +38,7 @@ from tests.jobs import (
     settings_of,
     train,
 )
-from tests.promises import Promise, assert_kept, feed, promise
+from tests.promises import Promise, adapter, assert_kept, promise
 
 STEPS, TOPOLOGY = 60, (3, 2)
 POLICIES = [
@@ -77,7 +77,7 @@ def run(settings: Settings) -> tuple[Promise, dict[str, Result]]:
     """A job planned, and the same job run."""
     workers, shards = TOPOLOGY
     stream, settings = batches(workers, STEPS), settings | Settings(debug="steps")
-    results = run_in_process(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    results = run_in_process(workers, shards, lambda rank: train(rank, stream, "adagrad", settings))
     return promise(stream, "adagrad", TOPOLOGY, settings), results
 
 
@@ -105,17 +105,17 @@ def test_so_do_steps_with_all_reduced_rows() -> None:
 
 def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
     """Every rank counts the bytes of its notes as they are on the wire, step by step."""
-    places, own, total = RowSharding(promised.setup), feed(), 0
+    sharding, own, total = RowSharding(promised.setup), adapter(), 0
     own.infer_spec(batches(TOPOLOGY[0], STEPS)[0])
     names = [name for name in results if name != "coordinator"]
     for plan in promised.plans:
-        shards, workers = step_messages(plan, places, own, 0)
-        notes = {f"shard{k}": note for k, note in enumerate(shards)}
-        notes |= {f"worker{w}": note for w, note in enumerate(workers)}
+        shards, workers = step_messages(plan, sharding, own, 0)
+        messages = {f"shard{k}": message for k, message in enumerate(shards)}
+        messages |= {f"worker{w}": message for w, message in enumerate(workers)}
         for name in names:
             log = results[name].meter.log
             assert log is not None
-            size = 16 + packed_bytes([array.nbytes for array in notes[name]])
+            size = 16 + packed_bytes([array.nbytes for array in messages[name]])
             assert log.note_bytes[plan.step] == size, (plan.step, name)
             total += size
     # The coordinator also counts a greeting, a drain, and the end.
@@ -137,11 +137,11 @@ def test_what_another_policy_would_have_moved_is_told_in_every_step(
     stream, figures = batches(3, STEPS), []
     settings, its = settings_of(policy, 3), settings_of(other, 3)
 
-    def main(seat: RankContext) -> None:
+    def main(rank: RankContext) -> None:
         model = seeded_model()
         optimizers = optimizers_of("sgd", model)
         told = settings | {"compare_with": other}
-        ready = prepare(model, optimizers, stream, seat, **told)
+        ready = prepare(model, optimizers, stream, rank, **told)
         for batch in ready.loader:
             if ready.is_first_worker and ready.session and ready.session.work:
                 figures.append(ready.session.work.figures[-2:].tolist())
@@ -164,11 +164,11 @@ def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
     settings = settings_of(policy, 3) | {"held_out": batches(4, 2), "evaluate_every": 25}
     settings |= {"checkpoint_every": 10, "compare_with": other}
 
-    def main(seat: RankContext, policy: str) -> Meter:
+    def main(rank: RankContext, policy: str) -> Meter:
         own = settings | {"policy": policy, "checkpoint": tmp_path / policy}
         model = seeded_model()
         optimizers = optimizers_of("sgd", model)
-        ready = prepare(model, optimizers, stream, seat, **own)
+        ready = prepare(model, optimizers, stream, rank, **own)
         for batch in ready.loader:
             if policy != other and ready.is_first_worker and ready.session and ready.session.work:
                 said[:] += ready.session.work.figures[-2:]
@@ -194,7 +194,7 @@ def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
 def test_both_ends_count_the_same_by_phase_peer_and_kind(policy: str) -> None:
     workers, shards = TOPOLOGY
     stream, settings = batches(3, STEPS), settings_of(policy, workers) | {"debug": "steps"}
-    results = run_in_process(workers, shards, lambda seat: train(seat, stream, "sgd", settings))
+    results = run_in_process(workers, shards, lambda rank: train(rank, stream, "sgd", settings))
     phases = set()
     for i, k in product(range(workers), range(shards)):
         mine, its = results[f"worker{i}"].meter, results[f"shard{k}"].meter
@@ -226,13 +226,13 @@ def test_samples_and_plans_are_priced_as_they_are_sent(policy: str) -> None:
     chosen, own = make_policy(policy), SampleAdapter(source.schema, torch.float32)
     stream = list(islice(data_batches(source, 512), 20))
     counts = np.bincount(np.concatenate([b.rows for b in stream]), minlength=setup.schema.num_rows)
-    state, places = start(chosen, setup, counts), RowSharding(setup)
+    state, sharding = start(chosen, setup, counts), RowSharding(setup)
     for step in plans(chosen, iter(stream), state):
         moved = traffic(step.plan, setup)
         priced = [*moved.plan_bytes_K, *(moved.sample_bytes_W + moved.plan_bytes_W)]
-        shards, told = step_messages(step.plan, places, own, 0)
-        for note, price in zip([*shards, *told], priced, strict=True):
-            sent = 16 + packed_bytes([array.nbytes for array in note])
-            frame = sent - price - note[1].nbytes  # whose second array has the heads
-            assert note[1].nbytes % BLOCK_BYTES == 0
+        shards, told = step_messages(step.plan, sharding, own, 0)
+        for message, price in zip([*shards, *told], priced, strict=True):
+            sent = 16 + packed_bytes([array.nbytes for array in message])
+            frame = sent - price - message[1].nbytes  # whose second array has the heads
+            assert message[1].nbytes % BLOCK_BYTES == 0
             assert 0 <= frame <= NOTE_BYTES

@@ -49,9 +49,9 @@ def test_nothing_is_reduced_over_slow_links_or_beside_long_compute(
 
 
 def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> SearchState:
-    outlook = start(make_policy("embroute"), setup).memory
-    outlook.pace_2[:] = (1e-3 * shard_ms, 1e-3 * rest_ms)
-    return outlook
+    memory = start(make_policy("embroute"), setup).memory
+    memory.pace_2[:] = (1e-3 * shard_ms, 1e-3 * rest_ms)
+    return memory
 
 
 @pytest.mark.parametrize("shard_ms", [0.3, 1.0, 1.5, 3.0, 10.0])
@@ -98,10 +98,10 @@ def test_what_is_learnt_does_not_depend_on_what_was_reduced() -> None:
     """A step that was relieved says the same about a step that is not."""
     setup = Setup(AVAZU.schema, star_cluster([10.0] * 4, 10.0), 512, 512)
     time = steps("dc-8", 0.2)[0].time
-    outlook = outlook_of(setup, 0.0, 0.0)
-    learn_pace(outlook, time, module.NO_REDUCTION)
-    plain = outlook.pace_2.copy()
+    memory = outlook_of(setup, 0.0, 0.0)
+    learn_pace(memory, time, module.NO_REDUCTION)
+    plain = memory.pace_2.copy()
     saved = replace(time, shard_s=time.shard_s - 2e-5, allreduce_s=time.allreduce_s + 1e-5)
-    outlook.pace_2[:] = 0
-    learn_pace(outlook, saved, module.Reduction(np.arange(3, dtype=np.int32), 2e-5, 1e-5))
-    np.testing.assert_allclose(outlook.pace_2, plain, rtol=1e-6)
+    memory.pace_2[:] = 0
+    learn_pace(memory, saved, module.Reduction(np.arange(3, dtype=np.int32), 2e-5, 1e-5))
+    np.testing.assert_allclose(memory.pace_2, plain, rtol=1e-6)

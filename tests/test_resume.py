@@ -57,7 +57,7 @@ def run(
     settings: Settings, topology: tuple[int, int], stream: Sequence[Batch]
 ) -> dict[str, Result]:
     workers, shards = topology
-    return run_in_process(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    return run_in_process(workers, shards, lambda rank: train(rank, stream, "adagrad", settings))
 
 
 def saving(policy: str, workers: int, folder: Path) -> Settings:
@@ -150,8 +150,8 @@ def test_a_run_that_was_stopped_at_any_step_goes_on_bit_for_bit(name: str, tmp_p
     steps = 0
     for stop_after in (9, 21, 0):  # each counts from where the run goes on
 
-        def part(seat: RankContext, stop_after: int = stop_after) -> Result:
-            return train(seat, stream, "adagrad", settings, stop_after=stop_after)
+        def part(rank: RankContext, stop_after: int = stop_after) -> Result:
+            return train(rank, stream, "adagrad", settings, stop_after=stop_after)
 
         results = run_in_process(workers, shards, part)
         losses = results["worker0"].losses
@@ -200,14 +200,14 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="optimizer is adagrad in the checkpoint, sgd in the model"
     ):
-        run_in_process(2, 1, lambda seat: train(seat, stream, "sgd", settings))
+        run_in_process(2, 1, lambda rank: train(rank, stream, "sgd", settings))
 
 
-def epochs(seat: RankContext, stream: Sequence[Batch], settings: Settings) -> list[int]:
+def epochs(rank: RankContext, stream: Sequence[Batch], settings: Settings) -> list[int]:
     """Steps that each of two passes over the prepared loader gave."""
     model = new_model()
     optimizers = optimizers_of("adagrad", model)
-    ready = prepare(model, optimizers, stream, seat, **settings)
+    ready = prepare(model, optimizers, stream, rank, **settings)
     counts = []
     for _ in range(2):
         steps = 0
@@ -222,12 +222,12 @@ def epochs(seat: RankContext, stream: Sequence[Batch], settings: Settings) -> li
 def test_epochs_end_where_they_would_have_ended(tmp_path: Path) -> None:
     stream, settings = batches(2, STEPS), saving("herald", 2, tmp_path)
     settings["epochs"], settings["max_steps"] = 2, 40
-    assert run_in_process(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [40, 0]
+    assert run_in_process(2, 1, lambda rank: epochs(rank, stream, settings))["worker1"] == [40, 0]
     settings["max_steps"] = 0
-    assert run_in_process(2, 1, lambda seat: epochs(seat, stream, settings))["worker1"] == [20, 60]
+    assert run_in_process(2, 1, lambda rank: epochs(rank, stream, settings))["worker1"] == [20, 60]
 
 
 def test_an_epoch_that_prepare_was_not_told_of_is_an_error() -> None:
     settings = settings_of("herald", 2)
     with pytest.raises(ValueError, match=r"epoch 2 was begun, and prepare was told epochs=1: "):
-        run_in_process(2, 1, lambda seat: epochs(seat, batches(2, 5), settings))
+        run_in_process(2, 1, lambda rank: epochs(rank, batches(2, 5), settings))

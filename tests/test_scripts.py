@@ -57,7 +57,7 @@ def test_a_killed_rank_is_named_by_every_other(killed: str) -> None:
 
 def test_an_error_in_the_loop_keeps_its_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    broken = 'if step == 60 and ready.run.seat.name == "worker1":\n            oops()\n'
+    broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
     script.write_text(
         ROUTED.read_text().replace("if step % REPORT", f"{broken}        if step % REPORT")
     )
@@ -109,7 +109,7 @@ def test_a_handler_of_the_script_stays() -> None:
 
 def test_embroute_run_starts_a_script_and_tells_one_reason(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    broken = 'if step == 60 and ready.run.seat.name == "worker1":\n            oops()\n'
+    broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
     script.write_text(
         ROUTED.read_text().replace("if step % REPORT", f"{broken}        if step % REPORT")
     )

@@ -51,13 +51,13 @@ def content(size: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uin
     return np.random.default_rng([size, seed]).integers(0, 256, size, np.uint8)
 
 
-def exchange(mail: MessageTransport, peer: str, ahead: int) -> int:
+def exchange(transport: MessageTransport, peer: str, ahead: int) -> int:
     """Messages both ways, some posted before the first is read; how many arrived as sent."""
     right, posted = 0, []
     for i, size in enumerate(SIZES):
-        letter = mail.acquire(peer, size)
-        letter.data[:] = content(size, i)
-        posted.append((i, mail.submit([letter], [(peer, size)])))
+        buffer = transport.acquire(peer, size)
+        buffer.data[:] = content(size, i)
+        posted.append((i, transport.submit([buffer], [(peer, size)])))
         if len(posted) > ahead or i == len(SIZES) - 1:
             for number, arriving in posted:
                 (found,) = arriving.wait()
@@ -86,12 +86,12 @@ def test_messages_arrive_in_order(
 
 def test_a_message_is_read_where_it_was_written(opened: ExitStack) -> None:
     shard, worker = near(opened)
-    letter = shard.acquire("worker0", 100)
-    letter.data[:] = 7
-    shard.submit([letter], [])
+    buffer = shard.acquire("worker0", 100)
+    buffer.data[:] = 7
+    shard.submit([buffer], [])
     arriving = worker.submit([], [("shard0", 100)])
     (found,) = arriving.wait()
-    letter.data[:] = 8
+    buffer.data[:] = 8
     assert (found == 8).all()
 
 
@@ -99,9 +99,9 @@ def test_what_was_not_released_is_not_written_over(opened: ExitStack) -> None:
     shard, worker = near(opened)
     kept = []
     for i in range(5):
-        letter = shard.acquire("worker0", 100)
-        letter.data[:] = i
-        shard.submit([letter], [])
+        buffer = shard.acquire("worker0", 100)
+        buffer.data[:] = i
+        shard.submit([buffer], [])
         kept.append(worker.submit([], [("shard0", 100)]))
     assert [found.tolist() for one in kept for found in one.wait()] == [[i] * 100 for i in range(5)]
 
@@ -110,14 +110,14 @@ def test_a_lost_peer_is_met_by_the_wait(opened: ExitStack) -> None:
     shard, worker = connected(opened)
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(accept_memory, "worker0", worker, 20.0)
-        mail = offer_memory("shard0", shard)
+        transport = offer_memory("shard0", shard)
         taking.result(60)
-    arriving = mail.submit([], [("worker0", 10)])
+    arriving = transport.submit([], [("worker0", 10)])
     worker.close()
     with pytest.raises(LostPeerError, match="lost worker0"):
         arriving.wait()
     with pytest.raises(LostPeerError, match="lost worker0"):
-        mail.submit([mail.acquire("worker0", 10)], []).wait()
+        transport.submit([transport.acquire("worker0", 10)], []).wait()
 
 
 def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
@@ -135,7 +135,7 @@ def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
     shards = [offer_memory(name, channels[name]) for name in ("shard0", "shard1")]
     workers = [accept_memory(name, channels[name], 20.0) for name in ("worker0", "worker1")]
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(mail.common_memory, 5000) for mail in (*workers, *shards)]
+        asked = [pool.submit(transport.common_memory, 5000) for transport in (*workers, *shards)]
         found = [task.result(60) for task in asked]
     for number, memory in enumerate(found):
         assert memory is not None
@@ -156,9 +156,9 @@ def test_nothing_is_left_in_the_file_system(opened: ExitStack) -> None:
 @given(st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 4)), max_size=60))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_slabs_hold_messages_apart(moves: list[tuple[int, int]]) -> None:
-    slab, held, read = RingBuffer(np.zeros(4096, np.uint8)), list[tuple[int, int]](), 0
+    ring, held, read = RingBuffer(np.zeros(4096, np.uint8)), list[tuple[int, int]](), 0
     for size, reads in moves:
-        start = slab.find(size)
+        start = ring.find(size)
         if start != NOWHERE:
             assert 0 <= start <= start + size <= 4096
             assert all(
@@ -169,4 +169,4 @@ def test_slabs_hold_messages_apart(moves: list[tuple[int, int]]) -> None:
             assert held, "an empty slab has room"
         done = min(reads, len(held))
         held, read = held[done:], read + done
-        slab.free(read)
+        ring.free(read)

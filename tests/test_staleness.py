@@ -32,7 +32,7 @@ def audited(policy: str, topology: tuple[int, int], share: float) -> Audit:
     settings = settings_of(policy, workers, share)
     settings["debug"] = "versions"
     stream = batches(workers, STEPS)
-    results = run_in_process(workers, shards, lambda seat: train(seat, stream, "adagrad", settings))
+    results = run_in_process(workers, shards, lambda rank: train(rank, stream, "adagrad", settings))
     stamps = [result.stamps for result in results.values() if result.stamps is not None]
     assert len(stamps) == workers + shards
     return audit(stamps, make_policy(policy).exact)
@@ -64,7 +64,7 @@ def test_versions_change_no_result() -> None:
 
     def run() -> Trained:
         return gathered(
-            run_in_process(3, 2, lambda seat: train(seat, stream, "sgd", settings)), 3, 2
+            run_in_process(3, 2, lambda rank: train(rank, stream, "sgd", settings)), 3, 2
         )
 
     first = run()

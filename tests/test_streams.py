@@ -265,8 +265,8 @@ def test_the_next_address_is_tried(
                 sock, _ = other.accept()
                 sock.close()
 
-        places = " ".join(f"127.0.0.{last}|{port}" for last in (3, 2, 1))
-        store.set("listens/a", f"{identity} {host} {path} {places}")
+        sharding = " ".join(f"127.0.0.{last}|{port}" for last in (3, 2, 1))
+        store.set("listens/a", f"{identity} {host} {path} {sharding}")
         found = together(
             {
                 "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),

@@ -275,11 +275,11 @@ def test_hours_come_one_after_the_other() -> None:
 
 @given(st.integers(1, 20), st.integers(0, 19))
 def test_groups_change_places_whole(num_groups: int, share: int) -> None:
-    places = (np.arange(4 * num_groups) + 0.5) / (4 * num_groups)
+    sharding = (np.arange(4 * num_groups) + 0.5) / (4 * num_groups)
     multiplier = coprime(num_groups, share / 20)
-    found = np.array([shuffled(place, num_groups, multiplier) for place in places])
+    found = np.array([shuffled(place, num_groups, multiplier) for place in sharding])
     # Every place is taken once, so a law keeps its shares; neighbours within a group stay so.
-    np.testing.assert_allclose(np.sort(found), places)
+    np.testing.assert_allclose(np.sort(found), sharding)
     inside = np.diff(found.reshape(num_groups, 4), axis=1)
     np.testing.assert_allclose(inside, 0.25 / num_groups)
 

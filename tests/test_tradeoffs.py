@@ -46,12 +46,12 @@ def points(page: Path) -> Points:
 
 
 def test_every_panel_is_measured(points: Points) -> None:
-    places = {
+    sharding = {
         panel: {(p["policy"], p["x"]) for p in points if p["panel"] == panel} for panel in PANELS
     }
     for panel, values in (("cache", PAPER_CACHES), ("bandwidth", EQUAL_GBIT), ("ratio", RATIOS)):
-        assert places[panel] == {(name, x) for name in POLICIES for x in values}
-    assert places["staleness"] == {(f"het({bound})", bound) for bound in BOUNDS}
+        assert sharding[panel] == {(name, x) for name in POLICIES for x in values}
+    assert sharding["staleness"] == {(f"het({bound})", bound) for bound in BOUNDS}
 
 
 def test_what_the_papers_say_holds_here_in_kind(points: Points) -> None:

@@ -35,7 +35,7 @@ from tests.jobs import (
     settings_of,
     train,
 )
-from tests.promises import feed
+from tests.promises import adapter
 
 STEPS = 200
 OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adam"]
@@ -58,7 +58,7 @@ TOPOLOGIES = [(2, 1), (3, 2), (2, 2), (3, 1)]
 def run(policy: str, optimizer: str, topology: tuple[int, int], steps: int) -> dict[str, Result]:
     workers, shards = topology
     stream, settings = batches(workers, steps), settings_of(policy, workers)
-    return run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    return run_in_process(workers, shards, lambda rank: train(rank, stream, optimizer, settings))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -95,7 +95,7 @@ def test_free_quotas_equal_plain_torch(optimizer: str) -> None:
         batches(workers, STEPS),
         free_settings("embroute(effort=200)", workers, shards),
     )
-    results = run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(workers, shards, lambda rank: train(rank, stream, optimizer, settings))
     gathered(results, workers, shards).assert_equal(plain_cached(optimizer, workers, STEPS))
     taken = [results[f"worker{worker}"].samples for worker in range(workers)]
     assert len(set(taken[0])) > 1  # shares move
@@ -119,7 +119,7 @@ def test_rows_on_the_all_reduce_equal_plain_torch(
 
     monkeypatch.setattr(WorkerSession, "_update_replicas", counted)
     stream, settings = batches(workers, STEPS), crowded_settings(policy, workers, shards)
-    results = run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(workers, shards, lambda rank: train(rank, stream, optimizer, settings))
     gathered(results, workers, shards).assert_equal(plain_cached(optimizer, workers, STEPS))
     assert workers < len(reduced) < workers * STEPS  # in some steps, and not in all
     assert max(reduced) > 1
@@ -134,14 +134,14 @@ def test_replicated_rows_equal_plain_torch_in_the_changed_order(
     workers, shards, steps = 3, 2, 60
     stream = batches(7, steps)
     settings = settings_of(policy, workers, 1.0)
-    results = run_in_process(workers, shards, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(workers, shards, lambda rank: train(rank, stream, optimizer, settings))
     mine = gathered(results, workers, shards)
     mine.assert_equal(plain(optimizer, regrouped(policy, stream, optimizer)))
 
 
 def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list[Batch]:
     """The batches in the order in which a policy trains their samples."""
-    own, policy = feed(), make_policy(policy_name)
+    own, policy = adapter(), make_policy(policy_name)
     own.infer_spec(stream[0])
     rows = [own.batch(item) for item in stream]
     setup = Setup(own.schema, uniform_cluster(3, 2), WIDTHS, BATCH, optimizer, Size(1.0, "share"))
@@ -167,7 +167,7 @@ def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list
 def test_bounded_staleness_loses_no_update(optimizer: str) -> None:
     """With one worker nobody's updates are missed, so HET is exact up to adding deltas."""
     stream, settings = batches(1, STEPS), settings_of("het(4)", 1, 0.9)
-    results = run_in_process(1, 2, lambda seat: train(seat, stream, optimizer, settings))
+    results = run_in_process(1, 2, lambda rank: train(rank, stream, optimizer, settings))
     mine = gathered(results, 1, 2)
     mine.assert_equal(plain_cached(optimizer, 1, STEPS), rtol=1e-9, atol=1e-11)
 
@@ -188,7 +188,7 @@ def test_the_loss_is_that_of_the_whole_batch() -> None:
 def test_a_worker_without_samples_takes_part() -> None:
     stream, settings = batches(3, 40), settings_of("esd(1)", 3)
     settings["quotas"] = (1.0, 0.0, 1.0)
-    results = run_in_process(3, 1, lambda seat: train(seat, stream, "adagrad", settings))
+    results = run_in_process(3, 1, lambda rank: train(rank, stream, "adagrad", settings))
     gathered(results, 3, 1).assert_equal(plain_cached("adagrad", 3, 40))
 
 

@@ -88,11 +88,11 @@ def test_batches_may_be_namedtuples(tmp_path: Path) -> None:
     named = [Named(*(batch[name] for name in Named._fields)) for batch in STREAM]
     seen = []
 
-    def main(seat: RankContext) -> None:
+    def main(rank: RankContext) -> None:
         model = Unnamed().double()
         settings = settings_of(tmp_path, of_named)
         optimizers = sgd(model)
-        ready = prepare(model, optimizers, named, seat, **settings)
+        ready = prepare(model, optimizers, named, rank, **settings)
         for batch in ready.loader:
             assert type(batch).__name__ == "Named"
             seen.append(batch.label)  # type: ignore[attr-defined]

@@ -107,11 +107,11 @@ def routed(
 ) -> nn.Module:
     """The same on two workers and a shard; the model of a worker."""
 
-    def main(seat: RankContext) -> nn.Module:
+    def main(rank: RankContext) -> nn.Module:
         own = copy.deepcopy(model)
         used = optimizers(own)
         plans = schedules(used)
-        ready = prepare(own, used, stream, seat, **settings)
+        ready = prepare(own, used, stream, rank, **settings)
         train(own, used, ready.loader, lambda loss: ready.backward(loss), plans)
         return own
 

@@ -51,13 +51,13 @@ _SETTINGS = {
 
 
 def identity_of(
-    places: RowSharding,
+    sharding: RowSharding,
     optimizer: RowOptimizer,
     dtype: npt.DTypeLike,
     model: Mapping[str, torch.Tensor],
 ) -> Identity:
     """What a job must share with a checkpoint; `model` is the dense part's `state_dict`."""
-    setup, (beta1, beta2) = places.setup, optimizer.betas
+    setup, (beta1, beta2) = sharding.setup, optimizer.betas
     every = {"eps": optimizer.eps, "beta1": beta1, "beta2": beta2, "decay": optimizer.decay}
     return Identity(
         tuple(
@@ -143,46 +143,46 @@ def copy_rows(file: TensorFile, name: str, theirs: range, mine: range, out: Floa
         out[out_first:out_last:out_stride] = scratch[: last - first : stride, : out.shape[1]]
 
 
-def _part(store: ShardStore, places: RowSharding, shard: int, table: int) -> tuple[range, Floats]:
+def _part(store: ShardStore, sharding: RowSharding, shard: int, table: int) -> tuple[range, Floats]:
     """Rows of a table at a shard, and their records: one stretch of an arena."""
-    setup = places.setup
+    setup = sharding.setup
     first, last = setup.schema.first_rows[table : table + 2].tolist()
-    rows = rows_at(first, last, shard, places.num_shards)
+    rows = rows_at(first, last, shard, sharding.num_shards)
     records = store.records[setup.arenas.index(setup.widths[table])]
-    at = int(places.local(np.array(rows[:1]))[0]) if rows else 0
+    at = int(sharding.local(np.array(rows[:1]))[0]) if rows else 0
     return rows, records[at : at + len(rows)]
 
 
-def save_shard(path: Path, store: ShardStore, places: RowSharding, shard: int) -> FileInfo:
+def save_shard(path: Path, store: ShardStore, sharding: RowSharding, shard: int) -> FileInfo:
     """Write a shard's records, one tensor a table, without copying them."""
-    tables = range(len(places.setup.widths))
-    tensors = [as_tensor(f"table{t}", _part(store, places, shard, t)[1]) for t in tables]
-    about = {"shard": str(shard), "shards": str(places.num_shards)}
+    tables = range(len(sharding.setup.widths))
+    tensors = [as_tensor(f"table{t}", _part(store, sharding, shard, t)[1]) for t in tables]
+    about = {"shard": str(shard), "shards": str(sharding.num_shards)}
     return write_tensors(path / shard_file(shard), tensors, about)
 
 
-def load_shard(path: Path, store: ShardStore, places: RowSharding, shard: int) -> None:
+def load_shard(path: Path, store: ShardStore, sharding: RowSharding, shard: int) -> None:
     """Read a shard's records from a checkpoint of any number of shards."""
     first = TensorFile(path / shard_file(0))
     with first.parsing("shards"):
         files = open_shards(path, int(first.told("shards")))
-    first_rows = places.setup.schema.first_rows.tolist()
+    first_rows = sharding.setup.schema.first_rows.tolist()
     for other, file in enumerate(files):
-        for table in range(len(places.setup.widths)):
-            mine, out = _part(store, places, shard, table)
+        for table in range(len(sharding.setup.widths)):
+            mine, out = _part(store, sharding, shard, table)
             theirs = rows_at(first_rows[table], first_rows[table + 1], other, len(files))
             file.expect(f"table{table}", (len(theirs), out.shape[1]), out.dtype.name)
             copy_rows(file, f"table{table}", theirs, mine, out)
 
 
-def load_tables(path: Path, store: ShardStore, places: RowSharding, shard: int) -> list[str]:
+def load_tables(path: Path, store: ShardStore, sharding: RowSharding, shard: int) -> list[str]:
     """Read initial values from a file with one tensor a table, as the command `export` writes it.
 
     Optimizer state stays initial, and so do tables that the file does not have. Returns the
     tables that it has; a tensor that is no table is refused. A file of another program has no
     checksums: the first shard says so.
     """
-    file, setup = TensorFile(path, needs_sums=False), places.setup
+    file, setup = TensorFile(path, needs_sums=False), sharding.setup
     tables = {table.name: t for t, table in enumerate(setup.schema.tables)}
     for name in file.names:
         if name not in tables:
@@ -194,7 +194,7 @@ def load_tables(path: Path, store: ShardStore, places: RowSharding, shard: int) 
     if not file.has_sums and shard == 0:
         print(f"embroute: {path} carries no checksums: it is read unchecked", file=sys.stderr)
     for name in file.names:
-        mine, out = _part(store, places, shard, tables[name])
+        mine, out = _part(store, sharding, shard, tables[name])
         theirs = range(*setup.schema.first_rows[tables[name] : tables[name] + 2].tolist())
         copy_rows(file, name, theirs, mine, out[:, : setup.widths[tables[name]]])
     return sorted(file.names, key=lambda name: tables[name])

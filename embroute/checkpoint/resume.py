@@ -38,7 +38,7 @@ class Damage(NamedTuple):
 
 
 def agree_on_start(
-    seat: RankContext,
+    rank: RankContext,
     folder: Path | None,
     run_id: str,
     *,
@@ -50,38 +50,38 @@ def agree_on_start(
     The coordinator looks for it. With `fall_back` all ranks share in reading the newest one, and if
     it is damaged the one before it.
     """
-    if seat.name != COORDINATOR:
-        return _follow(seat)
+    if rank.name != COORDINATOR:
+        return _follow(rank)
     path = None
     if folder is not None:
         if resume:
-            path = _newest_whole(seat, folder, run_id) if fall_back else latest_checkpoint(folder)
+            path = _newest_whole(rank, folder, run_id) if fall_back else latest_checkpoint(folder)
         claim_folder(folder, 0 if path is None else step_of(path) or 0)
-    return _tell(seat, Start(path, run_id))
+    return _tell(rank, Start(path, run_id))
 
 
-def _follow(seat: RankContext) -> Start:
+def _follow(rank: RankContext) -> Start:
     """Check what the coordinator asks to be checked, until it says where to start."""
-    while (start := _tell(seat)).check:
+    while (start := _tell(rank)).check:
         assert start.path is not None
-        send_reply(seat.replies, _verdict(seat, start.path))
+        send_reply(rank.replies, _verdict(rank, start.path))
     return start
 
 
-def _tell(seat: RankContext, start: Start | None = None) -> Start:
+def _tell(rank: RankContext, start: Start | None = None) -> Start:
     """Let every rank know what the coordinator knows."""
     text = json.dumps(start and (str(start.path or ""), start.run_id, start.check))
-    path, run_id, check = json.loads(broadcast_text(seat.name, seat.peers, seat.control, text))
+    path, run_id, check = json.loads(broadcast_text(rank.name, rank.peers, rank.control, text))
     return Start(Path(path) if path else None, run_id, check)
 
 
-def _newest_whole(seat: RankContext, folder: Path, run_id: str) -> Path | None:
+def _newest_whole(rank: RankContext, folder: Path, run_id: str) -> Path | None:
     """The newest checkpoint that is whole; the later ones are set aside once it is found."""
     damaged: list[Damage] = []
     for path in candidates(folder):
-        _tell(seat, Start(path, run_id, check=True))
-        own = _verdict(seat, path)
-        reasons = [*own, *map(str, receive_replies(seat.replies, seat.peers))]
+        _tell(rank, Start(path, run_id, check=True))
+        own = _verdict(rank, path)
+        reasons = [*own, *map(str, receive_replies(rank.replies, rank.peers))]
         if not reasons:
             _pass_over(damaged, path)
             return path
@@ -92,12 +92,12 @@ def _newest_whole(seat: RankContext, folder: Path, run_id: str) -> Path | None:
     return None
 
 
-def _verdict(seat: RankContext, path: Path) -> list[str]:
+def _verdict(rank: RankContext, path: Path) -> list[str]:
     """Why a checkpoint is damaged, if it is. Every rank reads its share of the files whole."""
-    everyone = [COORDINATOR, *seat.peers]
+    everyone = [COORDINATOR, *rank.peers]
     try:
         files = read_manifest(path).files
-        verify(path, files[everyone.index(seat.name) :: len(everyone)])
+        verify(path, files[everyone.index(rank.name) :: len(everyone)])
     except DamagedError as error:
         return [error.reason]
     return []

@@ -66,7 +66,7 @@ class Saver:
     """The coordinator's part of a checkpoint: its own file, then the manifest of the whole."""
 
     saving: CheckpointSettings
-    seat: RankContext
+    rank: RankContext
     policy: str
     identity: Identity
     random: Json  # state of the generator with which the loader began
@@ -87,9 +87,9 @@ class Saver:
             self.keep_plans(state, samples)
         assert self._plans is not None
         files = [self._plans]
-        for info in receive_replies(self.seat.replies, self.seat.peers):
+        for info in receive_replies(self.rank.replies, self.rank.peers):
             files.append(FileInfo(*info))  # type: ignore[misc]
-        shape = (self.seat.num_workers, self.seat.num_shards)
+        shape = (self.rank.num_workers, self.rank.num_shards)
         run_id, keep = self.saving.run_id, self.saving.keep
         manifest = Manifest(state.step, self.policy, *shape, self.identity, tuple(files), run_id)
         self.lock.check()

@@ -132,8 +132,8 @@ def _entry(name: str, field: object) -> TensorEntry:
         raise ValueError(f"tensor {brief(name)} has the unknown dtype {brief(code)}")
     sizes = list_of(told["shape"], f"the shape of {brief(name)}")
     shape = tuple(whole_number(size, f"the shape of {brief(name)}") for size in sizes)
-    places = list_of(told["data_offsets"], f"data_offsets of {brief(name)}", 2)
-    first, last = (whole_number(place, f"data_offsets of {brief(name)}") for place in places)
+    sharding = list_of(told["data_offsets"], f"data_offsets of {brief(name)}", 2)
+    first, last = (whole_number(place, f"data_offsets of {brief(name)}") for place in sharding)
     return TensorEntry(_NAMES[code], shape, first, last)
 
 

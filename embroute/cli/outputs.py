@@ -58,9 +58,9 @@ def _ratio(value: float, yardstick: float) -> str:
 
 
 def _cells(entry: PolicyResult, yardstick: PolicyResult) -> list[str]:
-    notes = ("" if entry.exact else "*") + ("~" if entry.order_changed else "")
+    messages = ("" if entry.exact else "*") + ("~" if entry.order_changed else "")
     return [
-        entry.name + notes,
+        entry.name + messages,
         scaled(sum(entry.rows[kind] for kind in PULL_KINDS)),
         scaled(sum(entry.rows[kind] for kind in PUSH_KINDS)),
         scaled(entry.moved_bytes),

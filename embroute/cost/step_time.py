@@ -18,8 +18,8 @@ from embroute.kernels.codes import (
     EVICT_PUSH,
     LATE,
     LAZY,
+    MAX_CHUNKS,
     MISS_PULL,
-    MOST_PARTS,
     STALE_PULL,
     UPDATE_PUSH,
     URGENT,
@@ -262,7 +262,7 @@ def pipelined(traffic: Traffic, cluster: Cluster) -> Traffic:
     moved = (_host_bytes(traffic, cluster, (phase,)) for phase in (URGENT, LATE))
     seconds = (_link_seconds(up_H, down_H, cluster)[cluster.host_W] for up_H, down_H in moved)
     shorter, parts = min(float(times.max()) for times in seconds), 1
-    while parts < MOST_PARTS and shorter >= 2 * parts * LEAST_PART_S:
+    while parts < MAX_CHUNKS and shorter >= 2 * parts * LEAST_PART_S:
         parts *= 2
     return replace(traffic, chunks=parts)
 

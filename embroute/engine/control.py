@@ -119,22 +119,22 @@ def start_thread(name: str, work: Callable[[], None], tell: ErrorQueue[_T]) -> t
 
 def listen(channel: Channel, enough: threading.Event | None = None) -> ErrorQueue[ControlMessage]:
     """Notes as they come, a few ahead; the last one is STOP, soon if `enough` gets set."""
-    notes: ErrorQueue[ControlMessage] = ErrorQueue(DEPTH)
+    messages: ErrorQueue[ControlMessage] = ErrorQueue(DEPTH)
 
     def work() -> None:
         while True:
-            note = receive_message(channel, enough)
-            notes.put(note)
-            if note.verb == STOP:
+            message = receive_message(channel, enough)
+            messages.put(message)
+            if message.verb == STOP:
                 return
 
-    start_thread("plans", work, notes)
-    return notes
+    start_thread("plans", work, messages)
+    return messages
 
 
-def broadcast_text(seat_name: str, peers: Sequence[str], channel: Channel, text: str) -> str:
+def broadcast_text(rank_name: str, peers: Sequence[str], channel: Channel, text: str) -> str:
     """Let every rank know what the coordinator knows; returns the coordinator's text."""
-    if seat_name != COORDINATOR:
+    if rank_name != COORDINATOR:
         return receive_message(channel).arrays[0].tobytes().decode()
     body = np.frombuffer(text.encode(), np.uint8)
     send_all(channel, HELLO, [(peer, [body]) for peer in peers])

@@ -85,7 +85,7 @@ class Coordinator:
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        self.places = RowSharding(self.state.setup)
+        self.sharding = RowSharding(self.state.setup)
         self._epoch_ends: list[int] = []  # samples read when each epoch ended
         self._samples_read = 0
         self._saved = self._looked = -1  # the last step after which it was done
@@ -99,7 +99,7 @@ class Coordinator:
         for step in plans(self.policy, self._batches(loader, first_epoch), self.state):
             written = time.perf_counter()
             shards, workers = step_messages(
-                step.plan, self.places, self.adapter, self._flags(step.plan)
+                step.plan, self.sharding, self.adapter, self._flags(step.plan)
             )
             if self.baseline is not None:
                 workers[0][-1] = self._figures(step.plan, self.baseline) + self._drained
@@ -145,9 +145,9 @@ class Coordinator:
                 yield batch
             self._epoch_ends.append(self._samples_read)
 
-    def _tell(self, verb: int, notes: Sequence[Sequence[Array]]) -> None:
+    def _tell(self, verb: int, messages: Sequence[Sequence[Array]]) -> None:
         began = time.perf_counter()
-        peers = list(zip(self.rank.peers, notes, strict=True))
+        peers = list(zip(self.rank.peers, messages, strict=True))
         told = send_all(self.rank.control, verb, peers)
         self._enough = self._enough or told.stop_requested
         self.meter.other_bytes["notes"] += told.nbytes
@@ -163,14 +163,14 @@ class Coordinator:
         ended = any(before < end <= self.samples_trained for end in ends)
         return flags | (EPOCH_ENDS if ended else 0)
 
-    def _figures(self, plan: Plan, shadow: BaselineTraffic) -> I64:
+    def _figures(self, plan: Plan, baseline: BaselineTraffic) -> I64:
         """Bytes over every worker's link, and row bytes in all: of this policy, and of another."""
         moved, cluster = traffic(plan, self.state.setup), self.state.setup.cluster
         reduced_W = moved.hot_bytes * allreduce_share_W(cluster, with_rows=True)
         link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
         link_W += np.rint(reduced_W).astype(np.int64)
         rows = moved.bytes_WKIP.sum() + round(float(reduced_W.sum()))
-        return np.array([*link_W, rows, shadow.step(plan.now)], np.int64)
+        return np.array([*link_W, rows, baseline.step(plan.now)], np.int64)
 
     def _ends_after(self, done: int) -> bool:
         return self.stop.is_set() or self._enough or done == self.schedule.max_steps
@@ -195,7 +195,7 @@ class Coordinator:
         if self.baseline is not None:
             link_W = row_bytes_W(transfers, self.state.setup)
             self._drained += [*link_W, link_W.sum(), self.baseline.drain()]
-        script = drain_schedule(transfers, self.places)
+        script = drain_schedule(transfers, self.sharding)
         about = np.array([self.state.step], np.int64)
         listings = chain(script.shards, script.workers)
         self._tell(DRAIN, [[about, *listing] for listing in listings])
@@ -214,7 +214,7 @@ class Coordinator:
     def refill(self) -> None:
         """Put the copies of a loaded state back into the workers' caches."""
         about = np.array([self.state.step], np.int64)
-        for script in refill_schedules(self.state, self.places):
+        for script in refill_schedules(self.state, self.sharding):
             listings = chain(script.shards, script.workers)
             self._tell(REFILL, [[about, *listing] for listing in listings])
 
@@ -226,7 +226,7 @@ class Coordinator:
         about = StepHeader(self.state.step, 0, 0, flags)
         for item in self.held_out:
             shards, workers = evaluation_messages(
-                self.adapter.batch(item), about, self.places, self.adapter
+                self.adapter.batch(item), about, self.sharding, self.adapter
             )
             self._tell(EVAL_BATCH, [*shards, *workers])
         self._tell(EVAL_END, [[] for _ in self.rank.peers])

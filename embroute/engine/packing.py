@@ -11,7 +11,7 @@ import numpy as np
 from embroute.engine.schedule import TransferBlock
 from embroute.engine.store import RecordWidths
 from embroute.kernels.array_types import U8
-from embroute.kernels.codes import GRADIENT, MOST_PARTS
+from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
 from embroute.kernels.rows import Floats
 
 _RATE_BYTES = 8
@@ -106,7 +106,7 @@ def in_chunks(entries: Iterable[_T], parts: int) -> list[list[_T]]:
     """What moves in each of some parts; a block is within one, whoever made fewer or more."""
     found: list[list[_T]] = [[] for _ in range(parts)]
     for entry in entries:
-        found[entry.block.chunk * parts // MOST_PARTS].append(entry)
+        found[entry.block.chunk * parts // MAX_CHUNKS].append(entry)
     return found
 
 

@@ -25,7 +25,7 @@ from embroute.engine.kernels.transfer_blocks import (
 from embroute.engine.kernels.transfer_blocks import BlockList as Blocks
 from embroute.engine.sharding import RowSharding
 from embroute.kernels.array_types import I32, I64, U8, Array
-from embroute.kernels.codes import EARLY, FRESH, LATE, LAZY, MISS_PULL, MOST_PARTS, ROW, VALUE_STATE
+from embroute.kernels.codes import EARLY, FRESH, LATE, LAZY, MAX_CHUNKS, MISS_PULL, ROW, VALUE_STATE
 from embroute.kernels.memory import GOLDEN
 from embroute.planner.kernels.transfers import Transfers
 from embroute.planner.plan import Plan
@@ -70,11 +70,11 @@ class RankTransfers:
     def read(heads: Array, where: Array) -> RankTransfers:
         """The orders that a `Listing` holds."""
         blocks, at = [], 0
-        places = np.asarray(where, np.int32)
+        sharding = np.asarray(where, np.int32)
         for head in heads.reshape(-1, HEAD).tolist():
             time, peer, arena, record, *kinds, count = head
             part, time = divmod(time, NUM_TIMES)
-            rows = places[at : at + count]
+            rows = sharding[at : at + count]
             blocks.append(TransferBlock(time, part, peer, arena, record, tuple(kinds), rows))
             at += count
         return RankTransfers(tuple(blocks))
@@ -117,19 +117,19 @@ def _parted(rows: I64, time_N: U8, parts: int) -> U8:
 
     Halves of few parts are those of twice as many: plans may differ in how many they have.
     """
-    fine = (rows.astype(np.uint64) * GOLDEN) >> np.uint64(64 - MOST_PARTS.bit_length() + 1)
-    part_N = fine.astype(np.int64) // (MOST_PARTS // parts) * (MOST_PARTS // parts)
+    fine = (rows.astype(np.uint64) * GOLDEN) >> np.uint64(64 - MAX_CHUNKS.bit_length() + 1)
+    part_N = fine.astype(np.int64) // (MAX_CHUNKS // parts) * (MAX_CHUNKS // parts)
     moves = np.isin(time_N, IN_PARTS)
     return np.where(moves, time_N + NUM_TIMES * part_N, time_N).astype(np.uint8)
 
 
 def transfer_entries(
-    lists: Sequence[Transfers], times: Sequence[U8], places: RowSharding
+    lists: Sequence[Transfers], times: Sequence[U8], sharding: RowSharding
 ) -> Entries:
     """Lists of transfers as entries."""
     entries, start = blank_entries(sum(len(part.row) for part in lists)), 0
     for part, time_N in zip(lists, times, strict=True):
-        append_entries(part, time_N, places.locator, entries, start)
+        append_entries(part, time_N, sharding.locator, entries, start)
         start += len(part.row)
     return entries
 
@@ -151,9 +151,9 @@ class TransferSchedule:
     shards: list[PackedTransfers]
 
 
-def build_schedule(entries: Entries, places: RowSharding) -> TransferSchedule:
+def build_schedule(entries: Entries, sharding: RowSharding) -> TransferSchedule:
     """Orders for all ranks."""
-    workers, shards, arenas = places.num_workers, places.num_shards, places.num_arenas
+    workers, shards, arenas = sharding.num_workers, sharding.num_shards, sharding.num_arenas
     worker_N, shard_N = entries.worker_N, entries.shard_N
     at_workers = sort_into_blocks(
         worker_N, shard_N, entries.at_worker_N, entries, (workers, shards, arenas)
@@ -164,10 +164,10 @@ def build_schedule(entries: Entries, places: RowSharding) -> TransferSchedule:
     return TransferSchedule(_listings(at_workers), _listings(at_shards))
 
 
-def pull_schedule(transfers: Transfers, places: RowSharding) -> TransferSchedule:
+def pull_schedule(transfers: Transfers, sharding: RowSharding) -> TransferSchedule:
     """Orders that bring rows to workers outside of a step."""
     times = np.full(len(transfers.row), EARLY_PULL, np.uint8)
-    return build_schedule(transfer_entries((transfers,), (times,), places), places)
+    return build_schedule(transfer_entries((transfers,), (times,), sharding), sharding)
 
 
 @dataclass(frozen=True)
@@ -179,13 +179,13 @@ class TouchOrder:
     local_WA: I64  # how many of them the worker updates itself
 
 
-def order_touches(plan: Plan, places: RowSharding) -> TouchOrder:
+def order_touches(plan: Plan, sharding: RowSharding) -> TouchOrder:
     """Number the touches as the workers will hold their gradients."""
-    touches, arenas = plan.touches, places.num_arenas
-    slot_T, first_WA = plan.placement.slot_T, places.first_slot_WA
+    touches, arenas = plan.touches, sharding.num_arenas
+    slot_T, first_WA = plan.placement.slot_T, sharding.first_slot_WA
     if plan.shared_memory:
         slot_T = np.take(
-            places.arena_indices(plan.rows.rows_U, plan.rows.arena_U), touches.unique_T
+            sharding.arena_indices(plan.rows.rows_U, plan.rows.arena_U), touches.unique_T
         )
         first_WA = np.zeros_like(first_WA)
     first, number_T, slots = number_touches(
@@ -198,34 +198,34 @@ def order_touches(plan: Plan, places: RowSharding) -> TouchOrder:
     bounds = first[::2]
     slot_WA = [
         [slots[bounds[w * arenas + a] : bounds[w * arenas + a + 1]] for a in range(arenas)]
-        for w in range(places.num_workers)
+        for w in range(sharding.num_workers)
     ]
-    local = (first[1::2] - first[:-1:2]).reshape(places.num_workers, arenas)
+    local = (first[1::2] - first[:-1:2]).reshape(sharding.num_workers, arenas)
     return TouchOrder(number_T, slot_WA, local)
 
 
-def step_schedule(plan: Plan, number_T: I32, places: RowSharding) -> TransferSchedule:
+def step_schedule(plan: Plan, number_T: I32, sharding: RowSharding) -> TransferSchedule:
     """Orders of a step. Gradients are named by touch, everything else by slot and row."""
     lists = (plan.returns, plan.evictions, plan.pulls, plan.updates)
     times = _times(plan)
     if plan.chunks > 1:
         moved = zip(lists, times, strict=True)
         times = [_parted(part.row, time_N, plan.chunks) for part, time_N in moved]
-    entries = transfer_entries(lists, times, places)
+    entries = transfer_entries(lists, times, sharding)
     name_gradients(plan.decision.push_T, number_T, entries.at_worker_N)
-    return build_schedule(entries, places)
+    return build_schedule(entries, sharding)
 
 
-def drain_schedule(transfers: Transfers, places: RowSharding) -> TransferSchedule:
+def drain_schedule(transfers: Transfers, sharding: RowSharding) -> TransferSchedule:
     """Orders that bring every update home."""
     times = np.full(len(transfers.row), URGENT_PUSH, np.uint8)
-    return build_schedule(transfer_entries((transfers,), (times,), places), places)
+    return build_schedule(transfer_entries((transfers,), (times,), sharding), sharding)
 
 
 REFILL_ROWS = 1 << 15  # of a worker at a time
 
 
-def refill_schedules(state: State, places: RowSharding) -> list[TransferSchedule]:
+def refill_schedules(state: State, sharding: RowSharding) -> list[TransferSchedule]:
     """Pulls that put every up-to-date copy back into its slot, some rows at a time."""
     scripts = []
     for worker in range(state.setup.num_workers):
@@ -233,11 +233,11 @@ def refill_schedules(state: State, places: RowSharding) -> list[TransferSchedule
         fresh = slots[(cells & FRESH) != 0]
         for part in np.array_split(fresh, -(-len(fresh) // REFILL_ROWS) or 1):
             if len(part):
-                scripts.append(_refill(state, places, worker, part.astype(np.int64)))
+                scripts.append(_refill(state, sharding, worker, part.astype(np.int64)))
     return scripts
 
 
-def _refill(state: State, places: RowSharding, worker: int, slots: I64) -> TransferSchedule:
+def _refill(state: State, sharding: RowSharding, worker: int, slots: I64) -> TransferSchedule:
     rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
     count = len(rows)
     transfers = Transfers(
@@ -249,4 +249,4 @@ def _refill(state: State, places: RowSharding, worker: int, slots: I64) -> Trans
         np.full(count, VALUE_STATE, np.uint8),
         np.full(count, EARLY, np.uint8),
     )
-    return pull_schedule(transfers, places)
+    return pull_schedule(transfers, sharding)

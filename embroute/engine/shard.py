@@ -32,7 +32,7 @@ from embroute.engine.schedule import (
 )
 from embroute.engine.shared_tables import hear, tell
 from embroute.engine.store import RecordWidths, ShardStore
-from embroute.kernels.codes import GRADIENT, MOST_PARTS
+from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
 from embroute.transport.buffers import MessageTransport, RecvHandle
 
 
@@ -50,30 +50,30 @@ class Shard:
         self,
         store: ShardStore,
         widths: RecordWidths,
-        mail: MessageTransport,
+        transport: MessageTransport,
         workers: Sequence[str],
         meter: Meter,
         in_place: bool = False,
     ) -> None:
-        self.store, self.widths, self.mail, self.workers = store, widths, mail, workers
+        self.store, self.widths, self.transport, self.workers = store, widths, transport, workers
         self.meter, self.in_place = meter, in_place
         self._lazy: DeferredSends[PendingBlock] = DeferredSends()
         self._leaving: DeferredSends[PendingBlock] = DeferredSends()
         self._urgent: list[PendingBlock] = []
-        self._parts = MOST_PARTS  # of the plan that ordered them
+        self._parts = MAX_CHUNKS  # of the plan that ordered them
 
-    def step(self, note: ControlMessage) -> None:
+    def step(self, message: ControlMessage) -> None:
         """Both phases before a step: updates come in, then rows go out."""
-        meta, heads, index = note.arrays[:3]
+        meta, heads, index = message.arrays[:3]
         step, orders = self._at(int(meta[0])), RankTransfers.read(heads, index)
-        self.meter.note(step, note.nbytes)
-        with self.meter.during(EARLY_PHASE, self.mail):
+        self.meter.message(step, message.nbytes)
+        with self.meter.during(EARLY_PHASE, self.transport):
             waiting = self._lazy.take(step) + self._leaving.take(step)
             self._land(waiting + blocks_of_step(step, orders.at(EARLY_PUSH)))
             self._send(blocks_of_step(step, orders.at(EARLY_PULL)))
         self._leaving.add(step + 1, blocks_of_step(step, orders.at(EARLY_LEAVE)))
         parts = int(meta[1])
-        with self.meter.during(URGENT_PHASE, self.mail):
+        with self.meter.during(URGENT_PHASE, self.transport):
             pushes = self._urgent + blocks_of_step(step, orders.at(URGENT_PUSH))
             self._stream(
                 pushes, blocks_of_step(step, orders.at(LATE_PULL)), min(parts, self._parts)
@@ -85,21 +85,21 @@ class Shard:
         self._lazy.add(step + 2, blocks_of_step(step, orders.at(LAZY_UPDATE)))
         self.meter.steps += 1
 
-    def drain(self, note: ControlMessage) -> None:
+    def drain(self, message: ControlMessage) -> None:
         """Everything that is still on its way, and every update that workers keep."""
-        meta, heads, index = note.arrays[:3]
+        meta, heads, index = message.arrays[:3]
         step, orders = self._at(int(meta[0])), RankTransfers.read(heads, index)
-        with self.meter.during(DRAIN_PHASE, self.mail):
+        with self.meter.during(DRAIN_PHASE, self.transport):
             waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
             self._land(waiting + blocks_of_step(step, orders.at(URGENT_PUSH)))
             self._meet()
-        self._urgent, self._parts = [], MOST_PARTS
+        self._urgent, self._parts = [], MAX_CHUNKS
 
     def _meet(self) -> None:
         """Where workers train rows in place: all of them go on when all are done."""
         if self.in_place:
-            hear(self.mail, self.workers)
-            tell(self.mail, self.workers)
+            hear(self.transport, self.workers)
+            tell(self.transport, self.workers)
 
     def _at(self, step: int) -> int:
         """What lands now is there for the reads of this step."""
@@ -109,7 +109,7 @@ class Shard:
 
     def serve(self, blocks: Sequence[TransferBlock]) -> None:
         """Send rows outside of a step."""
-        with self.meter.during(ASIDE, self.mail):
+        with self.meter.during(ASIDE, self.transport):
             self._send(blocks_of_step(OUTSIDE, blocks))
 
     def _stream(
@@ -132,7 +132,7 @@ class Shard:
             if own:
                 messages.append(own)
                 sizes.append((name, message_bytes(own, self.widths)))
-        return IncomingBlocks(self.mail.submit([], sizes), messages)
+        return IncomingBlocks(self.transport.submit([], sizes), messages)
 
     def _land(self, expected: Sequence[PendingBlock]) -> None:
         self._take(self._expect(expected))
@@ -172,14 +172,14 @@ class Shard:
 
     def _post(self, wanted: Sequence[PendingBlock]) -> RecvHandle:
         """Begin to send rows."""
-        letters = []
+        buffers = []
         for worker, name in enumerate(self.workers):
             mine = [item for item in wanted if item.block.peer == worker]
             if not mine:
                 continue
-            letter = self.mail.acquire(name, message_bytes(mine, self.widths))
-            for item, rows in views_in(mine, letter.data, self.widths):
+            buffer = self.transport.acquire(name, message_bytes(mine, self.widths))
+            for item, rows in views_in(mine, buffer.data, self.widths):
                 self.store.read(item.block, rows)
                 self.meter.block(item, rows.nbytes)
-            letters.append(letter)
-        return self.mail.submit(letters, [])
+            buffers.append(buffer)
+        return self.transport.submit(buffers, [])

@@ -18,16 +18,16 @@ _ALIGN = 64
 
 
 def shared_tables(
-    mail: MessageTransport, places: RowSharding, widths: RecordWidths
+    transport: MessageTransport, sharding: RowSharding, widths: RecordWidths
 ) -> list[Floats]:
     """All rows of each arena; every shard and every worker has to ask for them."""
-    counts = places.counts_KA.sum(0).tolist()
+    counts = sharding.counts_KA.sum(0).tolist()
     sizes = [
         count * whole * widths.dtype.itemsize
         for count, whole in zip(counts, widths.whole, strict=True)
     ]
     whole_lines = [-(-size // _ALIGN) * _ALIGN for size in sizes]
-    memory = mail.common_memory(max(_ALIGN, sum(whole_lines)))
+    memory = transport.common_memory(max(_ALIGN, sum(whole_lines)))
     if memory is None:
         raise ValueError(
             "policy in-place: shards and workers share no memory; they must be on one Linux "
@@ -40,22 +40,22 @@ def shared_tables(
     return found
 
 
-def part_of(tables: Sequence[Floats], places: RowSharding, shard: int) -> list[Floats]:
+def part_of(tables: Sequence[Floats], sharding: RowSharding, shard: int) -> list[Floats]:
     """A shard's own rows."""
-    firsts, counts = places.first_KA[shard].tolist(), places.counts_KA[shard].tolist()
+    firsts, counts = sharding.first_KA[shard].tolist(), sharding.counts_KA[shard].tolist()
     return [
         rows[first : first + count]
         for rows, first, count in zip(tables, firsts, counts, strict=True)
     ]
 
 
-def tell(mail: MessageTransport, peers: Sequence[str]) -> None:
+def tell(transport: MessageTransport, peers: Sequence[str]) -> None:
     """Say that what this rank had to do is done."""
-    mail.submit([mail.acquire(peer, 1) for peer in peers], []).wait()
+    transport.submit([transport.acquire(peer, 1) for peer in peers], []).wait()
 
 
-def hear(mail: MessageTransport, peers: Sequence[str]) -> None:
+def hear(transport: MessageTransport, peers: Sequence[str]) -> None:
     """Wait until all of them have said so."""
-    said = mail.submit([], [(peer, 1) for peer in peers])
+    said = transport.submit([], [(peer, 1) for peer in peers])
     said.wait()
     said.release()

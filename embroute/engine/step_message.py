@@ -93,18 +93,18 @@ class SampleSlice:
 
 
 def split_batch(
-    batch: Batch, order_S: I32, samples_W: I64, feed: BatchAdapter
+    batch: Batch, order_S: I32, samples_W: I64, adapter: BatchAdapter
 ) -> list[SampleSlice]:
     """Cut a batch whose samples are ordered by worker."""
     samples = order_S.astype(np.intp)
     bounds = np.concatenate([[0], np.cumsum(samples_W)])
     lengths_SF, ends = np.empty((0, batch.num_fields), np.int32), bounds * batch.num_fields
-    if feed.schema.has_bags:
+    if adapter.schema.has_bags:
         lengths_SF = np.diff(batch.offsets).reshape(-1, batch.num_fields)[samples].astype(np.int32)
         ends = np.concatenate([[0], np.cumsum(lengths_SF.sum(1, dtype=np.int64))])[bounds]
     dense = np.ascontiguousarray(np.take(batch.dense, samples, 0), np.float32)
     label = np.take(batch.label, samples) if len(batch.label) else batch.label
-    rows = batch.take(samples).rows if feed.sends_ids else np.empty(0, np.int64)
+    rows = batch.take(samples).rows if adapter.sends_ids else np.empty(0, np.int64)
     parts = []
     for worker, (first, last) in enumerate(pairwise(bounds.tolist())):
         lookups = slice(int(ends[worker]), int(ends[worker + 1]))
@@ -115,27 +115,27 @@ def split_batch(
     return parts
 
 
-def _replicas(plan: Plan, order: TouchOrder, places: RowSharding) -> list[tuple[I32, I32]]:
+def _replicas(plan: Plan, order: TouchOrder, sharding: RowSharding) -> list[tuple[I32, I32]]:
     """By arena, for the rows whose gradients are all-reduced: slots and touches, rows x workers."""
     if not len(plan.replica_UW):
-        return [(plan.replica_UW, plan.replica_UW) for _ in range(places.num_arenas)]
+        return [(plan.replica_UW, plan.replica_UW) for _ in range(sharding.num_arenas)]
     chosen = plan.replicated_U
-    arena_U, first_WA = plan.rows.arena_U[chosen], places.first_slot_WA
-    number_UW = np.full((len(plan.rows.rows_U), places.num_workers), -1, np.int32)
+    arena_U, first_WA = plan.rows.arena_U[chosen], sharding.first_slot_WA
+    number_UW = np.full((len(plan.rows.rows_U), sharding.num_workers), -1, np.int32)
     number_UW[plan.touches.unique_T, plan.touches.worker_T] = order.number_T
     found = []
-    for arena in range(places.num_arenas):
+    for arena in range(sharding.num_arenas):
         inside = arena_U == arena
         slots = plan.replica_UW[inside] - first_WA[:, arena].astype(np.int32)
         found.append((slots, number_UW[chosen[inside]]))
     return found
 
 
-def _made(plan: Plan, places: RowSharding) -> list[RowsToInit]:
+def _made(plan: Plan, sharding: RowSharding) -> list[RowsToInit]:
     """What each worker makes."""
     made, touches = plan.initialised_T, plan.touches
     unique, worker = touches.unique_T[made], touches.worker_T[made]
-    first = places.first_slot_WA[worker, plan.rows.arena_U[unique]]
+    first = sharding.first_slot_WA[worker, plan.rows.arena_U[unique]]
     slots = (plan.placement.slot_T[made] - first).astype(np.int32)
     rows = plan.rows.rows_U[unique].astype(np.int32)
     bounds = np.searchsorted(made, touches.first_W).tolist()
@@ -163,14 +163,14 @@ def _worker_note(
 
 
 def step_messages(
-    plan: Plan, places: RowSharding, feed: BatchAdapter, flags: int
+    plan: Plan, sharding: RowSharding, adapter: BatchAdapter, flags: int
 ) -> tuple[list[list[Array]], list[list[Array]]]:
     """Notes of a step for all shards and all workers."""
-    order = order_touches(plan, places)
-    script = step_schedule(plan, order.number_T, places)
+    order = order_touches(plan, sharding)
+    script = step_schedule(plan, order.number_T, sharding)
     number_L = renumber(order.number_T, plan.touches.touch_of_lookup)
-    replicas, made = _replicas(plan, order, places), _made(plan, places)
-    parts = split_batch(plan.now.batch, plan.touches.sample_order_S, plan.samples_W, feed)
+    replicas, made = _replicas(plan, order, sharding), _made(plan, sharding)
+    parts = split_batch(plan.now.batch, plan.touches.sample_order_S, plan.samples_W, adapter)
     hits, touched = plan.hits
     workers = []
     for worker, part in enumerate(parts):
@@ -200,10 +200,10 @@ def _shard_notes(step: int, script: TransferSchedule, parts: int = 1) -> list[li
 
 
 def evaluation_messages(
-    batch: Batch, about: StepHeader, places: RowSharding, feed: BatchAdapter
+    batch: Batch, about: StepHeader, sharding: RowSharding, adapter: BatchAdapter
 ) -> tuple[list[list[Array]], list[list[Array]]]:
     """Notes of an evaluation batch: samples in even blocks, rows pulled past the caches."""
-    workers, arenas = places.num_workers, places.num_arenas
+    workers, arenas = sharding.num_workers, sharding.num_arenas
     worker_S = (np.arange(len(batch)) * workers // max(1, len(batch))).astype(np.int32)
     rows_U = np.empty(len(batch.rows), np.int64)
     unique_L = np.empty(len(batch.rows), np.int32)
@@ -212,9 +212,9 @@ def evaluation_messages(
     lookups = Lookups(unique_L, np.ascontiguousarray(batch.sample_offsets))
     touched = touches(lookups, worker_S, workers, count, np.empty(0, np.int32))
     rows_T = rows_U[touched.unique_T]
-    arena_T = places.setup.arena_of(rows_T).astype(np.int64)
+    arena_T = sharding.setup.arena_of(rows_T).astype(np.int64)
     number_T = _numbers(touched.worker_T * arenas + arena_T, workers * arenas)
-    first_slot_T = places.first_slot_WA[touched.worker_T, arena_T]
+    first_slot_T = sharding.first_slot_WA[touched.worker_T, arena_T]
     fixed = np.zeros(len(rows_T), np.uint8)
     transfers = Transfers(
         touched.worker_T,
@@ -225,20 +225,20 @@ def evaluation_messages(
         fixed + np.uint8(VALUE),
         fixed + np.uint8(EARLY),
     )
-    script = pull_schedule(transfers, places)
+    script = pull_schedule(transfers, sharding)
     number_L = np.where(touched.touch_of_lookup >= 0, number_T[touched.touch_of_lookup], -1)
     counts_WA = np.bincount(touched.worker_T * arenas + arena_T, minlength=workers * arenas)
     samples_W = np.bincount(worker_S, minlength=workers)
-    notes = []
-    for worker, part in enumerate(split_batch(batch, touched.sample_order_S, samples_W, feed)):
+    messages = []
+    for worker, part in enumerate(split_batch(batch, touched.sample_order_S, samples_W, adapter)):
         counts = counts_WA[worker * arenas : (worker + 1) * arenas].tolist()
         sizes = [[0] * arenas, counts, [0] * arenas]
         slots = np.concatenate([np.arange(n, dtype=np.int32) for n in counts])
         none = np.empty(0, np.int32)
         lists = [slots, none, none, none, none, number_L[part.lookups].astype(np.int32)]
         own = replace(about, global_samples=len(batch), num_samples=part.num_samples)
-        notes.append(_worker_note(own, script.workers[worker], sizes, lists, part))
-    return _shard_notes(about.step, script), notes
+        messages.append(_worker_note(own, script.workers[worker], sizes, lists, part))
+    return _shard_notes(about.step, script), messages
 
 
 def _numbers(box: I64, num_boxes: int) -> I32:
@@ -250,14 +250,14 @@ def _numbers(box: I64, num_boxes: int) -> I32:
     return numbers
 
 
-def read_worker_step(arrays: Sequence[Array], num_arenas: int, feed: BatchAdapter) -> WorkerStep:
+def read_worker_step(arrays: Sequence[Array], num_arenas: int, adapter: BatchAdapter) -> WorkerStep:
     """A worker's step out of the coordinator's note."""
     about_, heads, index, sizes, slots, hot_slots, hot_touches, *made, touch_L = arrays[:10]
     dealt = arrays[10:]
     about = StepHeader(*about_.tolist())
     local, total, hot = sizes.reshape(3, num_arenas).tolist()
     touch = np.asarray(touch_L, np.int32)
-    samples = _dealt(about.num_samples, dealt, feed)
+    samples = _dealt(about.num_samples, dealt, adapter)
     if not about.num_samples:
         touch = np.full(len(samples.ids), -1, np.int32)
     return WorkerStep(
@@ -280,17 +280,17 @@ def _cut(numbers: Array, counts: Sequence[int]) -> list[I32]:
     return [np.asarray(numbers[first:last], np.int32) for first, last in pairwise(ends)]
 
 
-def _dealt(num_samples: int, arrays: Sequence[Array], feed: BatchAdapter) -> MicroBatch:
+def _dealt(num_samples: int, arrays: Sequence[Array], adapter: BatchAdapter) -> MicroBatch:
     """A worker's samples. Without any, one blank sample: the user's loop runs at every step."""
     lengths, dense, label, rows, _ = arrays
-    schema = feed.schema
+    schema = adapter.schema
     fields = schema.num_fields
     if not num_samples:
-        blank = feed.empty_sample()
+        blank = adapter.empty_sample()
         offsets = np.concatenate([[0], np.cumsum(blank)]).astype(np.int64)
         return MicroBatch(
             1,
-            np.zeros((1, feed.num_columns), np.float32),
+            np.zeros((1, adapter.num_columns), np.float32),
             np.zeros(int(schema.labelled), np.float32),
             offsets,
             np.full(int(offsets[-1]), -1, np.int64),
@@ -299,7 +299,7 @@ def _dealt(num_samples: int, arrays: Sequence[Array], feed: BatchAdapter) -> Mic
     if len(lengths):
         np.cumsum(lengths, out=offsets[1:])
     ids = np.empty(0, np.int64)
-    if feed.sends_ids:
+    if adapter.sends_ids:
         found = rows.astype(np.int64)
         table = np.searchsorted(schema.first_rows, found, side="right") - 1
         ids = np.where(found < 0, -1, found - schema.first_rows[table])

@@ -24,12 +24,12 @@ class RecordWidths:
 
     def __init__(
         self,
-        places: RowSharding,
+        sharding: RowSharding,
         optimizer: RowOptimizer,
         dtype: npt.DTypeLike,
         stamped: bool = False,  # records travel with their versions
     ) -> None:
-        self.values = places.setup.arenas
+        self.values = sharding.setup.arenas
         self.whole = tuple(width + optimizer.state_width(width) for width in self.values)
         self.dtype, self.stamped = np.dtype(dtype), stamped
 
@@ -53,20 +53,20 @@ class ShardStore:
     def __init__(
         self,
         shard: int,
-        places: RowSharding,
+        sharding: RowSharding,
         widths: RecordWidths,
         optimizer: RowOptimizer,
         records: Sequence[Floats] = (),  # zeros that others share; none: memory of its own
     ) -> None:
         self.widths, self.optimizer = widths, optimizer
-        counts = places.counts_KA[shard]
+        counts = sharding.counts_KA[shard]
         self.records: list[Floats] = list(records) or [
             np.zeros(shape, widths.dtype) for shape in zip(counts, widths.whole, strict=True)
         ]
         for own, width in zip(self.records, widths.values, strict=True):
             own[:, width:] = optimizer.initial_state
         self._place = [np.full(count, -1, np.int32) for count in counts]
-        self.stamps = shard_versions(shard, places) if widths.stamped else None
+        self.stamps = shard_versions(shard, sharding) if widths.stamped else None
 
     def read(self, block: TransferBlock, out: Floats) -> None:
         """The rows of a pull."""
@@ -109,14 +109,14 @@ class CacheStore:
     def __init__(
         self,
         worker: int,
-        places: RowSharding,
+        sharding: RowSharding,
         widths: RecordWidths,
         optimizer: RowOptimizer,
         deltas: bool,
         tables: Sequence[Floats] = (),  # rows that are read and trained where they lie
     ) -> None:
         self.widths, self.optimizer = widths, optimizer
-        shapes = list(zip(places.setup.capacity_WA[worker], widths.whole, strict=True))
+        shapes = list(zip(sharding.setup.capacity_WA[worker], widths.whole, strict=True))
         self.records: list[Floats] = list(tables) or [
             np.zeros(shape, widths.dtype) for shape in shapes
         ]

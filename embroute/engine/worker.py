@@ -40,7 +40,7 @@ from embroute.engine.shared_tables import hear, tell
 from embroute.engine.step_message import RowsToInit, WorkerStep
 from embroute.engine.store import CacheStore
 from embroute.kernels.array_types import U8
-from embroute.kernels.codes import MOST_PARTS
+from embroute.kernels.codes import MAX_CHUNKS
 from embroute.kernels.rows import Floats
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.setup import Setup
@@ -64,25 +64,30 @@ class WorkerTransfers:
     def __init__(
         self,
         store: CacheStore,
-        mail: MessageTransport,
+        transport: MessageTransport,
         shards: Sequence[str],
         meter: Meter,
         setup: Setup,
         in_place: bool = False,
     ) -> None:
         self.setup, self.in_place = setup, in_place
-        self.store, self.widths, self.mail, self.shards = store, store.widths, mail, shards
+        self.store, self.widths, self.transport, self.shards = (
+            store,
+            store.widths,
+            transport,
+            shards,
+        )
         self.meter = meter
         self._lazy: DeferredSends[StagedBlock] = DeferredSends()
         self._leaving: DeferredSends[StagedBlock] = DeferredSends()
         self._urgent: list[StagedBlock] = []
-        self._parts = MOST_PARTS  # of the plan that ordered them
+        self._parts = MAX_CHUNKS  # of the plan that ordered them
         self._rates: dict[int, float] = {}
 
     def early(self, step: int, orders: RankTransfers) -> None:
         """Beside the compute of the step before: what neither end needs for it."""
         began = time.perf_counter()
-        with self.meter.during(EARLY_PHASE, self.mail):
+        with self.meter.during(EARLY_PHASE, self.transport):
             leaving = self._stage(step, orders.at(EARLY_LEAVE))
             pushes = self._lazy.take(step) + self._leaving.take(step)
             pushes += _unstaged(step, orders.at(EARLY_PUSH))
@@ -96,7 +101,7 @@ class WorkerTransfers:
         In parts, each of which may come while the next ones go.
         """
         began = time.perf_counter()
-        with self.meter.during(URGENT_PHASE, self.mail):
+        with self.meter.during(URGENT_PHASE, self.transport):
             leaving = self._stage(step, orders.at(URGENT_LEAVE))
             pushes = self._urgent + _unstaged(step, orders.at(URGENT_PUSH))
             pulls, both = blocks_of_step(step, orders.at(LATE_PULL)), min(parts, self._parts)
@@ -138,21 +143,21 @@ class WorkerTransfers:
 
     def drain(self, step: int, orders: RankTransfers) -> None:
         """Bring every update home."""
-        with self.meter.during(DRAIN_PHASE, self.mail):
+        with self.meter.during(DRAIN_PHASE, self.transport):
             pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
             self._swap(pushes + _unstaged(step, orders.at(URGENT_PUSH)), [])
             self._meet()
-        self._urgent, self._parts = [], MOST_PARTS
+        self._urgent, self._parts = [], MAX_CHUNKS
 
     def _meet(self) -> None:
         """Where rows are trained in place: go on when everybody's updates are there."""
         if self.in_place:
-            tell(self.mail, self.shards)
-            hear(self.mail, self.shards)
+            tell(self.transport, self.shards)
+            hear(self.transport, self.shards)
 
     def fetch(self, blocks: Sequence[TransferBlock]) -> list[Floats]:
         """Rows as they are at the shards, outside of the cache."""
-        with self.meter.during(ASIDE, self.mail):
+        with self.meter.during(ASIDE, self.transport):
             moving = self._post([], blocks_of_step(OUTSIDE, blocks))
             arrived = self._arrived(moving)
         found = [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
@@ -161,7 +166,7 @@ class WorkerTransfers:
 
     def refill(self, orders: RankTransfers) -> None:
         """Put copies back into their slots."""
-        with self.meter.during(ASIDE, self.mail):
+        with self.meter.during(ASIDE, self.transport):
             self._swap([], blocks_of_step(OUTSIDE, orders.blocks))
 
     def _stage(
@@ -177,20 +182,20 @@ class WorkerTransfers:
 
     def _post(self, pushes: Sequence[StagedBlock], pulls: Sequence[PendingBlock]) -> InFlight:
         """Begin to send pushes and to receive pulls, one message per shard and direction."""
-        letters, sizes, expected = [], [], []
+        buffers, sizes, expected = [], [], []
         for shard, name in enumerate(self.shards):
             own = [entry for entry in pushes if entry.block.peer == shard]
             if own:
-                letter = self.mail.acquire(
+                buffer = self.transport.acquire(
                     name, message_bytes([one.item for one in own], self.widths)
                 )
-                self._write(own, letter.data)
-                letters.append(letter)
+                self._write(own, buffer.data)
+                buffers.append(buffer)
             mine = [item for item in pulls if item.block.peer == shard]
             if mine:
                 sizes.append((name, message_bytes(mine, self.widths)))
                 expected.append(mine)
-        return InFlight(self.mail.submit(letters, sizes), pushes, expected)
+        return InFlight(self.transport.submit(buffers, sizes), pushes, expected)
 
     def _write(self, own: Sequence[StagedBlock], message: U8) -> None:
         """A message: blocks one after the other, then the learning rates."""

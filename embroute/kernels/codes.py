@@ -43,7 +43,7 @@ NOTHING = 255
 # urgent pushes, or any time before the next use.
 EARLY, URGENT, LATE, LAZY = 0, 1, 2, 3
 NUM_PHASES = 4
-MOST_PARTS = 8  # in which urgent pushes and late pulls move, the ones beside the others
+MAX_CHUNKS = 8  # in which urgent pushes and late pulls move, the ones beside the others
 SHARD_LINK = 3  # in weights of seconds: the shards' link; nobody waits for lazy transfers
 
 # Buckets of every eviction order: slots that hold nothing, copies that never leave, and the rest.

@@ -31,13 +31,13 @@ class InProcessTransport(CopyingTransport):
 def in_process_rank(
     hub: InProcessNetwork, name: str, num_workers: int, num_shards: int
 ) -> RankContext:
-    """A rank's seat among the threads of a hub."""
+    """A rank that is a thread of this process."""
     workers = tuple(f"worker{i}" for i in range(num_workers))
     kinds = ("plans", "rows", "answers", "star")
     plans, rows, answers, star = (InProcessChannel(hub, kind, name) for kind in kinds)
     dense = InProcessChannel(hub, "dense", name, workers)
-    mail = InProcessTransport(hub, rows)
-    return RankContext(name, num_workers, num_shards, plans, mail, dense, answers, star)
+    transport = InProcessTransport(hub, rows)
+    return RankContext(name, num_workers, num_shards, plans, transport, dense, answers, star)
 
 
 def run_in_process(

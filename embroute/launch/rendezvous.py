@@ -176,7 +176,7 @@ def keep_memory() -> bool:
 def connect(
     layout: RankTopology, node: str = "", peer_timeout_s: float = 30.0
 ) -> Iterator[RankContext]:
-    """This rank's seat in a job that torchrun, or `embroute train`, has started."""
+    """This process's rank in a job that torchrun or `embroute train` has started."""
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     for variable in (*needed, *(() if FOLDER in os.environ else ("MASTER_ADDR", "MASTER_PORT"))):
         if variable not in os.environ:
@@ -199,9 +199,9 @@ def connect(
         channels = _channels(store, name, rank_of, layout)
         plans, rows, answers, star = (channels[kind] for kind in CHANNELS)
         sums = _sums(name, layout, channels["sums"])
-        mail = _mail(store, name, layout, rows)
+        transport = _mail(store, name, layout, rows)
         yield RankContext(
-            name, layout.num_workers, layout.num_shards, plans, mail, sums, answers, star
+            name, layout.num_workers, layout.num_shards, plans, transport, sums, answers, star
         )
     # Not after an error: taking groups down would wait for the lost.
     for channel in channels.values():

@@ -18,12 +18,12 @@ class Dense:
     """The part of the model that every worker has whole: its gradients are summed."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], seat: RankContext, cluster: Cluster
+        self, model: nn.Module, optimizers: Sequence[Optimizer], rank: RankContext, cluster: Cluster
     ) -> None:
         self.optimizers = optimizers
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.seat, self.cluster, self.sent_bytes = seat, cluster, 0
-        self._star = CentralAllReduce(seat.central, seat.shards[0])
+        self.rank, self.cluster, self.sent_bytes = rank, cluster, 0
+        self._star = CentralAllReduce(rank.central, rank.shards[0])
         self.finite = True  # whether all sums of the last step were
         state = [p.data for p in model.parameters()] + list(model.buffers())
         self._share(state)
@@ -32,9 +32,9 @@ class Dense:
         """Let every worker start from the first worker's values."""
         for tensor in tensors:
             flat = tensor.detach().reshape(-1).to(torch.float64, copy=True)
-            if self.seat.index:
+            if self.rank.index:
                 flat.zero_()
-            self.seat.allreduce.sum(flat)
+            self.rank.allreduce.sum(flat)
             tensor.copy_(flat.reshape(tensor.shape))
 
     def set_aside(self, step: int) -> dict[nn.Parameter, torch.Tensor]:
@@ -71,7 +71,7 @@ class Dense:
 
         `adds`: whether this worker has anything but zeros.
         """
-        if self.seat.num_workers == 1:
+        if self.rank.num_workers == 1:
             found = [*(p.grad for p in self.parameters if p.grad is not None), *extra]
             self.finite = all(bool(part.sum().isfinite()) for part in found)
             return [part.reshape(-1) for part in extra], loss
@@ -97,11 +97,11 @@ class Dense:
 
         A ring sends every byte but those of its own share twice.
         """
-        workers = self.seat.num_workers
+        workers = self.rank.num_workers
         by_shard = reduces_at_shard(self.cluster, with_rows) and can_reduce(flat)
-        if by_shard and not self.seat.allreduce.in_memory:
+        if by_shard and not self.rank.allreduce.in_memory:
             self._star.sum(flat, adds)
             self.sent_bytes += flat.nbytes if adds else 0
         else:
-            self.seat.allreduce.sum(flat)
+            self.rank.allreduce.sum(flat)
             self.sent_bytes += 2 * (workers - 1) * flat.nbytes // workers

@@ -101,9 +101,9 @@ class LookupContext:
 class RoutedLayer(nn.Module):
     """In place of one `nn.Embedding` or `nn.EmbeddingBag`."""
 
-    def __init__(self, name: str, table: int, mean: bool, desk: LookupContext) -> None:
+    def __init__(self, name: str, table: int, mean: bool, lookup_context: LookupContext) -> None:
         super().__init__()
-        self.name, self.table, self.mean, self.desk = name, table, mean, desk
+        self.name, self.table, self.mean, self.lookup_context = name, table, mean, lookup_context
         self.calls: list[tuple[int, LookupCall]] = []
         self._reading: StepLookups | None = None
         self._asked = 0
@@ -130,7 +130,7 @@ class RoutedLayer(nn.Module):
         """The rows of the step's next look-up; the ids must be those that `lookups` named."""
         if per_sample_weights is not None:
             raise ValueError(f"{self.name}: per_sample_weights has no routed form")
-        reading, ids = self.desk.open(), input.detach().cpu().reshape(-1)
+        reading, ids = self.lookup_context.open(), input.detach().cpu().reshape(-1)
         if reading is not self._reading:
             self._reading, self._asked = reading, 0
         number, call = self.calls[self._asked % len(self.calls)]
@@ -141,7 +141,7 @@ class RoutedLayer(nn.Module):
                 f"{self.name} was asked for other ids than lookups() gave for it: "
                 f"{_difference(ids, expected)}"
             )
-        return self.desk.look_up(call, self.mean)
+        return self.lookup_context.look_up(call, self.mean)
 
 
 def _difference(asked: torch.Tensor, expected: torch.Tensor) -> str:
@@ -156,19 +156,24 @@ class RoutedFields(nn.Module):
     """In place of a model's `FieldEmbeddings`."""
 
     def __init__(
-        self, schema: Schema, widths: Sequence[int], mode: str, desk: LookupContext
+        self, schema: Schema, widths: Sequence[int], mode: str, lookup_context: LookupContext
     ) -> None:
         super().__init__()
-        self.schema, self.widths, self.mode, self.desk = schema, tuple(widths), mode, desk
+        self.schema, self.widths, self.mode, self.lookup_context = (
+            schema,
+            tuple(widths),
+            mode,
+            lookup_context,
+        )
         self.field_widths = tuple(self.widths[field.table] for field in schema.fields)
 
     def forward(self, samples: Samples) -> list[torch.Tensor]:
         """One tensor per field."""
         calls = [LookupCall(f.table, i, i + 1, (), True) for i, f in enumerate(self.schema.fields)]
-        return [self.desk.look_up(call, self.mode == "mean") for call in calls]
+        return [self.lookup_context.look_up(call, self.mode == "mean") for call in calls]
 
     def stacked(self, samples: Samples) -> torch.Tensor:
         """All fields at once, where their widths are equal: samples x fields x width."""
         fields = self.schema.num_fields
         call = LookupCall(self.schema.fields[0].table, 0, fields, (fields,), True)
-        return self.desk.look_up(call, self.mode == "mean")
+        return self.lookup_context.look_up(call, self.mode == "mean")

@@ -46,22 +46,22 @@ from embroute.transport.job_store import (
 class TrainingJob:
     """What all ranks know of a job before the first batch."""
 
-    seat: RankContext
+    rank: RankContext
     settings: Settings
-    feed: BatchAdapter
+    adapter: BatchAdapter
     policy: Policy
     setup: Setup
     optimizer: RowOptimizer
     rate: Rate
     weights: list[torch.Tensor]
-    desk: LookupContext
+    lookup_context: LookupContext
     layers: list[RoutedLayer]
     model: nn.Module
     optimizers: list[Optimizer]
     run_id: str = ""  # known once all ranks have agreed on it
 
     @property
-    def places(self) -> RowSharding:
+    def sharding(self) -> RowSharding:
         """Where rows lie."""
         return RowSharding(self.setup)
 
@@ -70,17 +70,19 @@ class TrainingJob:
         """Columns of records."""
         dtype = np.dtype(str(self.weights[0].dtype)[6:])
         stamped = self.settings.get("debug") == "versions"
-        return RecordWidths(self.places, self.optimizer, dtype, stamped)
+        return RecordWidths(self.sharding, self.optimizer, dtype, stamped)
 
     def padding(self, table: int) -> int:
         """The id of a table that stands for no row at all; -1 if there is none."""
-        found = self.feed.layers[table].padding if isinstance(self.feed, TensorAdapter) else None
+        found = (
+            self.adapter.layers[table].padding if isinstance(self.adapter, TensorAdapter) else None
+        )
         return -1 if found is None else found
 
     @property
     def meter(self) -> Meter:
         """A meter of this rank."""
-        peers = "shard" if self.seat.role == "worker" else "worker"
+        peers = "shard" if self.rank.role == "worker" else "worker"
         return Meter(peers, log=StepLog() if self.settings.get("debug") == "steps" else None)
 
     @property
@@ -100,24 +102,24 @@ class TrainingJob:
     def identity(self) -> Identity:
         """What a checkpoint must share with the job."""
         dense = self.model.state_dict()
-        return identity_of(self.places, self.optimizer, self.widths.dtype, dense)
+        return identity_of(self.sharding, self.optimizer, self.widths.dtype, dense)
 
 
 def describe_job(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    seat: RankContext,
+    rank: RankContext,
     settings: Settings,
 ) -> TrainingJob:
     """Find the tables, take them out of model and optimizer, and size the caches."""
     optimizers = _checked(model, optimizer)
-    feed, weights, widths = _tables(model, settings)
+    adapter, weights, widths = _tables(model, settings)
     rows, rate = _take_out(weights, optimizers, float(settings.get("decay", 0.0)))
     policy = trainable_policy(settings.get("policy", DEFAULT_POLICY), "policy=")
-    cluster = _cluster(policy, seat, settings, _dense_bytes(model, weights))
-    _check(cluster, seat, settings)
+    cluster = _cluster(policy, rank, settings, _dense_bytes(model, weights))
+    _check(cluster, rank, settings)
     setup = Setup(
-        feed.schema,
+        adapter.schema,
         cluster,
         widths,
         optimizer=rows.name,
@@ -130,15 +132,28 @@ def describe_job(
     if policy.sync.shared_memory and settings.get("debug") == "versions":
         raise ValueError(f"debug='versions': with policy {policy.name} no row travels with one")
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)
-    desk = LookupContext(setup.arenas, arena_of_table, settings.get("device", "cpu"))
+    lookup_context = LookupContext(setup.arenas, arena_of_table, settings.get("device", "cpu"))
     own = field_embeddings(model)
     layers: list[RoutedLayer] = []
     if own is not None:
-        replace_fields(model, own, desk)
+        replace_fields(model, own, lookup_context)
     else:
-        layers = replace_layers(model, find_layers(model, settings.get("min_rows", 1000)), desk)
+        layers = replace_layers(
+            model, find_layers(model, settings.get("min_rows", 1000)), lookup_context
+        )
     return TrainingJob(
-        seat, settings, feed, policy, setup, rows, rate, weights, desk, layers, model, optimizers
+        rank,
+        settings,
+        adapter,
+        policy,
+        setup,
+        rows,
+        rate,
+        weights,
+        lookup_context,
+        layers,
+        model,
+        optimizers,
     )
 
 
@@ -186,10 +201,10 @@ def assumed_cluster(
     return cluster.together() if policy.sync.shared_memory and num_homes == 1 else cluster
 
 
-def _cluster(policy: Policy, seat: RankContext, settings: Settings, dense_bytes: float) -> Cluster:
+def _cluster(policy: Policy, rank: RankContext, settings: Settings, dense_bytes: float) -> Cluster:
     """What the policy knows of the network, and of what a step does beside rows."""
     homes = RankTopology(settings["nodes"]).num_homes if "nodes" in settings else 1
-    guess = assumed_cluster(policy, seat.num_workers, seat.num_shards, homes)
+    guess = assumed_cluster(policy, rank.num_workers, rank.num_shards, homes)
     network = settings.get("network", guess)
     cluster = open_cluster(network) if isinstance(network, str) else network
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3
@@ -230,9 +245,9 @@ def _tables(
         raise ValueError(
             f"lookups=: say which ids of a batch each layer looks up, for the layers {names}"
         )
-    feed = TensorAdapter([entry.layer for entry in found], settings["lookups"], device)
+    adapter = TensorAdapter([entry.layer for entry in found], settings["lookups"], device)
     weights = [entry.weight for entry in found]
-    return feed, weights, tuple(entry.layer.width for entry in found)
+    return adapter, weights, tuple(entry.layer.width for entry in found)
 
 
 def _take_out(
@@ -271,20 +286,20 @@ def _forget(optimizer: Optimizer, table: torch.Tensor) -> None:
         )
 
 
-def _check(cluster: Cluster, seat: RankContext, settings: Settings) -> None:
+def _check(cluster: Cluster, rank: RankContext, settings: Settings) -> None:
     """Refuse what does not suit this rank's job."""
     tables = str(settings.get("tables", ""))
-    if tables and seat.role == "shard" and not is_file(tables):
+    if tables and rank.role == "shard" and not is_file(tables):
         raise ValueError(f"tables= must be a file, got {shown(tables)}")
-    if (cluster.num_workers, cluster.num_shards) != (seat.num_workers, seat.num_shards):
+    if (cluster.num_workers, cluster.num_shards) != (rank.num_workers, rank.num_shards):
         raise ValueError(
             f"network= has {cluster.num_workers} workers and {cluster.num_shards} shards, the "
-            f"job {seat.num_workers} and {seat.num_shards}"
+            f"job {rank.num_workers} and {rank.num_shards}"
         )
 
 
 def join_job(settings: Settings) -> RankContext:
-    """This rank's seat until the process ends: by `nodes`, or all ranks on one node."""
+    """This process's rank until it ends: from `nodes`, or all ranks on one node."""
     if "nodes" in settings:
         layout = RankTopology(settings["nodes"])
     else:
@@ -299,10 +314,10 @@ def join_job(settings: Settings) -> RankContext:
         layout = on_one_node(workers, shards)
     stack = ExitStack()
     timeout_s = settings.get("peer_timeout", 30.0)
-    seat = stack.enter_context(connect(layout, settings.get("node", ""), timeout_s))
+    rank = stack.enter_context(connect(layout, settings.get("node", ""), timeout_s))
     atexit.register(_leave, stack)
-    install_exit_hooks(seat.name)
-    return seat
+    install_exit_hooks(rank.name)
+    return rank
 
 
 def _num_shards(settings: Settings) -> int:

@@ -117,11 +117,11 @@ def _check_plain(name: str, module: Plain) -> None:
 
 
 def replace_layers(
-    model: nn.Module, found: Sequence[RoutedModule], desk: LookupContext
+    model: nn.Module, found: Sequence[RoutedModule], lookup_context: LookupContext
 ) -> list[RoutedLayer]:
     """Put routed layers in the place of plain ones, wherever the model names them."""
     routed = {
-        entry.module: RoutedLayer(entry.layer.name, table, entry.layer.mean, desk)
+        entry.module: RoutedLayer(entry.layer.name, table, entry.layer.mean, lookup_context)
         for table, entry in enumerate(found)
     }
     # Every name of a layer, also where it has several.
@@ -140,9 +140,9 @@ def field_embeddings(model: nn.Module) -> FieldEmbeddings | None:
     return None
 
 
-def replace_fields(model: nn.Module, plain: FieldEmbeddings, desk: LookupContext) -> None:
+def replace_fields(model: nn.Module, plain: FieldEmbeddings, lookup_context: LookupContext) -> None:
     """Put `RoutedFields` in the place of `FieldEmbeddings`."""
-    routed = RoutedFields(plain.schema, plain.widths, plain.mode, desk)
+    routed = RoutedFields(plain.schema, plain.widths, plain.mode, lookup_context)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child is plain:

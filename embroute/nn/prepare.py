@@ -72,20 +72,20 @@ def prepare(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     loader: Iterable[object],
-    seat: RankContext | None = None,
+    rank: RankContext | None = None,
     **settings: Unpack[Settings],
 ) -> Prepared:
     """Make a model, its optimizer (or several) and its loader part of a distributed job.
 
     On workers the loop stays the user's; on shards and the coordinator this call serves until
     training ends, and the loader that comes back is empty. Only the coordinator reads `loader`.
-    Without a `seat` the rank takes its own in the job that torchrun has started.
+    Without a `rank`, the process takes its rank in the job that torchrun has started.
     """
     check_settings(settings)
-    in_script = seat is None
-    seat = seat or join_job(settings)
-    job = describe_job(model, optimizer, seat, settings)
-    if seat.role == "coordinator":
+    in_script = rank is None
+    rank = rank or join_job(settings)
+    job = describe_job(model, optimizer, rank, settings)
+    if rank.role == "coordinator":
         check_loader(loader)
         job = replace(job, run_id=new_run_id())
         with _locked(job) as lock:
@@ -93,7 +93,7 @@ def prepare(
             meter = _coordinate(job, loader, start_from, lock)
         return Prepared(model, optimizer, Loader(None), meter)
     job, start_from = _agree(job)
-    if seat.role == "shard":
+    if rank.role == "shard":
         shard = _serve(job, start_from)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
     run = _join(job, start_from)
@@ -120,13 +120,13 @@ def _agree(job: TrainingJob) -> tuple[TrainingJob, Resume | None]:
     """
     folder = None if job.saving is None else job.saving.folder
     wishes = {name: bool(job.settings.get(name)) for name in ("resume", "fall_back")}
-    path, run_id, _ = agree_on_start(job.seat, folder, job.run_id, **wishes)
+    path, run_id, _ = agree_on_start(job.rank, folder, job.run_id, **wishes)
     job = replace(job, run_id=run_id)
     if path is None:
         return job, None
     manifest = read_manifest(path)
     check_identity(manifest.identity, job.identity, path)
-    shape = (job.seat.num_workers, job.seat.num_shards, job.policy.name)
+    shape = (job.rank.num_workers, job.rank.num_shards, job.policy.name)
     same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
     return job, Resume(path, same and same_caches(path, job.setup))
 
@@ -144,9 +144,9 @@ def _coordinate(
     if first is None:
         raise ValueError("the loader is empty: it gave no batch at all")
     items = chain([first], items)
-    shape = job.feed.infer_spec(first)
-    batch = job.feed.batch(first)
-    setup = replace(job.setup, schema=job.feed.schema, batch_size=len(batch))
+    shape = job.adapter.infer_spec(first)
+    batch = job.adapter.batch(first)
+    setup = replace(job.setup, schema=job.adapter.schema, batch_size=len(batch))
     if resume is not None and not from_seed(resume.path, setup.seed):
         setup = replace(setup, seeded=False)
     schedule = EventSchedule(
@@ -161,10 +161,10 @@ def _coordinate(
     if resume is not None:
         load_state(resume.path, state, same)
     coordinator = Coordinator(
-        job.seat,
+        job.rank,
         job.policy,
         state,
-        job.feed,
+        job.adapter,
         schedule,
         job.settings.get("held_out"),
         _shadow(job, setup),
@@ -193,7 +193,7 @@ def _saver(job: TrainingJob, random: torch.Tensor, lock: FolderLock | None) -> S
     if job.saving is None or lock is None:
         return None
     numbers: Json = [int(byte) for byte in random]
-    return Saver(job.saving, job.seat, job.policy.name, job.identity, numbers, lock)
+    return Saver(job.saving, job.rank, job.policy.name, job.identity, numbers, lock)
 
 
 def _check_readable(job: TrainingJob, once: bool) -> None:
@@ -228,45 +228,45 @@ def _first_state(job: TrainingJob, setup: Setup, counted: Iterable[object]) -> S
         return start(job.policy, setup)
     counts = np.zeros(setup.schema.num_rows, np.int64)
     for item in counted:
-        rows = job.feed.batch(item).rows
+        rows = job.adapter.batch(item).rows
         counts += np.bincount(rows[rows >= 0], minlength=len(counts))
     return start(job.policy, setup, counts)
 
 
 def _serve(job: TrainingJob, resume: Resume | None) -> Shard:
     """A shard's life."""
-    seat, places, widths = job.seat, job.places, job.widths
+    rank, sharding, widths = job.rank, job.sharding, job.widths
     records: list[Floats] = []
     if job.policy.sync.shared_memory:
-        records = part_of(shared_tables(seat.rows, places, widths), places, seat.index)
-    store = ShardStore(seat.index, places, widths, job.optimizer, records)
+        records = part_of(shared_tables(rank.rows, sharding, widths), sharding, rank.index)
+    store = ShardStore(rank.index, sharding, widths, job.optimizer, records)
     if resume is not None:
-        load_shard(resume.path, store, places, seat.index)
+        load_shard(resume.path, store, sharding, rank.index)
     else:
         _initialise(store, job)
-    shard = Shard(store, widths, seat.rows, seat.workers, job.meter, bool(records))
-    notes = listen(seat.control)
-    adding = start_thread("star", lambda: _add_up(seat), notes)
-    while (note := notes.get()).verb != STOP:
-        if note.verb == STEP:
-            shard.step(note)
-        elif note.verb == DRAIN:
-            shard.drain(note)
-        elif note.verb in (EVAL_BATCH, REFILL):
-            _, heads, where = note.arrays
+    shard = Shard(store, widths, rank.rows, rank.workers, job.meter, bool(records))
+    messages = listen(rank.control)
+    adding = start_thread("star", lambda: _add_up(rank), messages)
+    while (message := messages.get()).verb != STOP:
+        if message.verb == STEP:
+            shard.step(message)
+        elif message.verb == DRAIN:
+            shard.drain(message)
+        elif message.verb in (EVAL_BATCH, REFILL):
+            _, heads, where = message.arrays
             shard.serve(RankTransfers.read(heads, where).at(EARLY_PULL))
-        elif note.verb == SAVE:
+        elif message.verb == SAVE:
             assert job.saving is not None
-            folder = job.saving.part(int(note.arrays[0].tolist()[0]))
-            send_reply(seat.replies, [save_shard(folder, store, places, seat.index)])
+            folder = job.saving.part(int(message.arrays[0].tolist()[0]))
+            send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
     adding.join(LEAVE_S)  # workers leave when they have taken the same note
     return shard
 
 
-def _add_up(seat: RankContext) -> None:
+def _add_up(rank: RankContext) -> None:
     """The first shard is where sums meet that do not go round a ring."""
-    if seat.index == 0:
-        serve_allreduce(seat.central, seat.workers)
+    if rank.index == 0:
+        serve_allreduce(rank.central, rank.workers)
 
 
 def _initialise(store: ShardStore, job: TrainingJob) -> None:
@@ -274,17 +274,17 @@ def _initialise(store: ShardStore, job: TrainingJob) -> None:
     for table, weight in enumerate(job.weights):
         _fill(store, job, table, weight)
     if "tables" in job.settings:
-        load_tables(Path(job.settings["tables"]), store, job.places, job.seat.index)
+        load_tables(Path(job.settings["tables"]), store, job.sharding, job.rank.index)
 
 
 def _fill(store: ShardStore, job: TrainingJob, table: int, weight: torch.Tensor) -> None:
     """Initial values of a table's rows at this shard."""
-    places, first_rows = job.places, job.setup.schema.first_rows
-    rows = places.rows_of(job.seat.index, table)
+    sharding, first_rows = job.sharding, job.setup.schema.first_rows
+    rows = sharding.rows_of(job.rank.index, table)
     ids = rows - first_rows[table]
     if not len(ids):
         return
-    records = store.records[job.desk.arena_of_table[table]]
+    records = store.records[job.lookup_context.arena_of_table[table]]
     for span in np.array_split(ids, -(-len(ids) // INITIAL_ROWS)):
         if weight.is_meta:
             tables = np.full(len(span), table)
@@ -292,30 +292,30 @@ def _fill(store: ShardStore, job: TrainingJob, table: int, weight: torch.Tensor)
             values[span == job.padding(table)] = 0
         else:
             values = weight.detach().cpu().numpy()[span]
-        local = places.local(span + first_rows[table])
+        local = sharding.local(span + first_rows[table])
         scatter(records, local, values.astype(records.dtype))
 
 
 def _join(job: TrainingJob, resume: Resume | None) -> WorkerSession:
     """A worker's part: from here the loop is the user's."""
-    seat = job.seat
+    rank = job.rank
     deltas = job.policy.sync.record == DELTA
-    places, widths, in_place = job.places, job.widths, job.policy.sync.shared_memory
-    tables = shared_tables(seat.rows, places, widths) if in_place else []
-    store = CacheStore(seat.index, places, widths, job.optimizer, deltas, tables)
-    rows = WorkerTransfers(store, seat.rows, seat.shards, job.meter, job.setup, in_place)
-    dense = Dense(job.model, job.optimizers, seat, job.setup.cluster)
+    sharding, widths, in_place = job.sharding, job.widths, job.policy.sync.shared_memory
+    tables = shared_tables(rank.rows, sharding, widths) if in_place else []
+    store = CacheStore(rank.index, sharding, widths, job.optimizer, deltas, tables)
+    rows = WorkerTransfers(store, rank.rows, rank.shards, job.meter, job.setup, in_place)
+    dense = Dense(job.model, job.optimizers, rank, job.setup.cluster)
     extras = job.settings.get("extras", {})
     own = None if job.policy.exact else store
-    part = WorkerCheckpoint(seat.index, job.model, job.optimizers, extras, own)
+    part = WorkerCheckpoint(rank.index, job.model, job.optimizers, extras, own)
     if resume is not None:
         part.load(resume.path, resume.same_place)
 
     def save(step: int) -> None:
         assert job.saving is not None
-        send_reply(seat.replies, part.save(job.saving.part(step)))
+        send_reply(rank.replies, part.save(job.saving.part(step)))
 
-    courier = PrefetchThread(seat, rows, job.feed, job.layers)
-    run = WorkerSession(courier, job.desk, dense, job.rate, save)
-    courier.start()
+    prefetch = PrefetchThread(rank, rows, job.adapter, job.layers)
+    run = WorkerSession(prefetch, job.lookup_context, dense, job.rate, save)
+    prefetch.start()
     return run

@@ -68,7 +68,7 @@ class Prepared:
 
         Every worker must call it, at the same point of its loop.
         """
-        parts = gather_from_workers(self._worker.seat, own.detach().cpu().numpy())
+        parts = gather_from_workers(self._worker.rank, own.detach().cpu().numpy())
         return torch.from_numpy(np.concatenate(parts)) if parts else None
 
     @property
@@ -92,7 +92,7 @@ class Prepared:
     @property
     def is_first_worker(self) -> bool:
         """Whether this is the rank that should print and write."""
-        return self.session is not None and self.session.seat.index == 0
+        return self.session is not None and self.session.rank.index == 0
 
     @property
     def _worker(self) -> WorkerSession:
@@ -113,7 +113,7 @@ def check_loop_finished(run: WorkerSession) -> None:
         step = 0 if run.work is None else run.work.step + 1
         way_out = "to end early, give prepare max_steps=, or call ready.stop() and go on"
         exit_with_reason(
-            run.seat.name,
+            run.rank.name,
             f"the loop was left after {step} steps, with more to come; {way_out}",
             OWN_ERROR,
         )

@@ -75,9 +75,9 @@ Ready = WorkerStep | EvalBatch | EvalEnd | SaveRequest | StopRequest
 class PrefetchThread:
     """The thread between coordinator, shards and the user's loop."""
 
-    seat: RankContext
+    rank: RankContext
     rows: WorkerTransfers
-    feed: BatchAdapter
+    adapter: BatchAdapter
     layers: Sequence[RoutedLayer]
 
     def __post_init__(self) -> None:
@@ -91,46 +91,46 @@ class PrefetchThread:
         start_thread("rows", self._work, self.ready)
 
     def _work(self) -> None:
-        notes = listen(self.seat.control, self.enough)
+        messages = listen(self.rank.control, self.enough)
         while True:
-            note = notes.get()
-            self._carry_out(note)
-            if note.verb == STOP:
+            message = messages.get()
+            self._carry_out(message)
+            if message.verb == STOP:
                 self.ready.put(
-                    StopRequest(note.arrays[0].astype(np.int64) if note.arrays else None)
+                    StopRequest(message.arrays[0].astype(np.int64) if message.arrays else None)
                 )
                 return
 
-    def _carry_out(self, note: ControlMessage) -> None:
-        if note.verb == HELLO:
-            self._learn(note)
-        elif note.verb == STEP:
-            self._step(note)
-        elif note.verb == DRAIN:
+    def _carry_out(self, message: ControlMessage) -> None:
+        if message.verb == HELLO:
+            self._learn(message)
+        elif message.verb == STEP:
+            self._step(message)
+        elif message.verb == DRAIN:
             self._wait_for_compute()
-            about, heads, index = note.arrays
+            about, heads, index = message.arrays
             orders = RankTransfers.read(heads, index)
             self.rows.drain(int(about.tolist()[0]), orders)
-        elif note.verb == EVAL_BATCH:
-            self._look(note)
-        elif note.verb == EVAL_END:
+        elif message.verb == EVAL_BATCH:
+            self._look(message)
+        elif message.verb == EVAL_END:
             self.ready.put(EvalEnd())
-        elif note.verb == SAVE:
+        elif message.verb == SAVE:
             # The user's optimizer has not stepped yet: the loop itself saves, before its next step.
-            self.ready.put(SaveRequest(int(note.arrays[0].tolist()[0])))
-        elif note.verb == REFILL:
-            _, heads, where = note.arrays
+            self.ready.put(SaveRequest(int(message.arrays[0].tolist()[0])))
+        elif message.verb == REFILL:
+            _, heads, where = message.arrays
             self.rows.refill(RankTransfers.read(heads, where))
 
-    def _learn(self, note: ControlMessage) -> None:
-        self.feed.load_spec(note.arrays[0].tobytes().decode())
-        if isinstance(self.feed, TensorAdapter):
+    def _learn(self, message: ControlMessage) -> None:
+        self.adapter.load_spec(message.arrays[0].tobytes().decode())
+        if isinstance(self.adapter, TensorAdapter):
             for layer in self.layers:
-                layer.learn(self.feed.calls)
+                layer.learn(self.adapter.calls)
 
-    def _step(self, note: ControlMessage) -> None:
-        work = read_worker_step(note.arrays, len(self.rows.widths.values), self.feed)
-        self.rows.meter.note(work.step, note.nbytes)
+    def _step(self, message: ControlMessage) -> None:
+        work = read_worker_step(message.arrays, len(self.rows.widths.values), self.adapter)
+        self.rows.meter.message(work.step, message.nbytes)
         self.rows.early(work.step, work.transfers)
         self._wait_for_compute()
         self.rows.urgent(work.step, work.transfers, work.header.parts)
@@ -138,8 +138,8 @@ class PrefetchThread:
         self._computing = True
         self.ready.put(work)
 
-    def _look(self, note: ControlMessage) -> None:
-        work = read_worker_step(note.arrays, len(self.rows.widths.values), self.feed)
+    def _look(self, message: ControlMessage) -> None:
+        work = read_worker_step(message.arrays, len(self.rows.widths.values), self.adapter)
         values = [
             np.zeros((len(slots), width), self.rows.widths.dtype)
             for slots, width in zip(work.slot_AT, self.rows.widths.values, strict=True)
@@ -161,19 +161,19 @@ class WorkerSession:
 
     def __init__(
         self,
-        courier: PrefetchThread,
-        desk: LookupContext,
+        prefetch: PrefetchThread,
+        lookup_context: LookupContext,
         dense: Dense,
         rate: Rate,
         save: Callable[[int], None],
     ) -> None:
-        self.seat, self.rows, self.meter = courier.seat, courier.rows, courier.rows.meter
+        self.rank, self.rows, self.meter = prefetch.rank, prefetch.rows, prefetch.rows.meter
         self.loss = math.nan
         self.work: WorkerStep | None = None
         self.finished = False
         self.last_figures: I64 | None = None  # of what moved after the last step
         self._first_look: EvalBatch | None = None
-        self._courier, self._desk, self._dense, self._rate = courier, desk, dense, rate
+        self._courier, self._desk, self._dense, self._rate = prefetch, lookup_context, dense, rate
         self._save = save
         self._mark: float | None = None  # where the loop's last span of a step ended
 
@@ -212,7 +212,7 @@ class WorkerSession:
             if self.rows.store.stamps is not None:
                 self.rows.store.stamps.read(item.step, item.slot_AT)
             self._desk.begin(self._reading(item, self.rows.store.records, item.slot_AT))
-            yield self._courier.feed.to_user_batch(item.micro_batch)
+            yield self._courier.adapter.to_user_batch(item.micro_batch)
             if self._desk.reading is not None:
                 raise RuntimeError(f"step {item.step}: ready.backward(loss) was not called")
             if item.header.flags & EPOCH_ENDS:
@@ -234,7 +234,7 @@ class WorkerSession:
             elif isinstance(item, EvalBatch):
                 self._desk.begin(self._reading(item.work, item.values, item.work.slot_AT))
                 if item.work.header.num_samples:
-                    yield self._courier.feed.to_user_batch(item.work.micro_batch)
+                    yield self._courier.adapter.to_user_batch(item.work.micro_batch)
             else:
                 raise RuntimeError("held_out() was called where no evaluation was due")
             item = self._courier.ready.get()
@@ -258,11 +258,11 @@ class WorkerSession:
         records: Sequence[Floats],
         slots: Sequence[I32],
     ) -> StepLookups:
-        feed, dealt = self._courier.feed, work.micro_batch
+        adapter, dealt = self._courier.adapter, work.micro_batch
         ids: list[torch.Tensor | None] = []
-        if isinstance(feed, TensorAdapter):
-            ids = [feed.ids_of(call, dealt) for call in feed.calls]
-        fields = feed.schema.num_fields
+        if isinstance(adapter, TensorAdapter):
+            ids = [adapter.ids_of(call, dealt) for call in adapter.calls]
+        fields = adapter.schema.num_fields
         return StepLookups(
             records, slots, work.touch_L, dealt.offsets, fields, dealt.num_samples, ids
         )

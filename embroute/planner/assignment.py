@@ -143,15 +143,15 @@ def _board(cost_SW: F64, quota_W: I64) -> AssignmentState:
     """A board with nobody on it."""
     samples, workers = cost_SW.shape
     # Long enough to be refilled rarely, short enough that most arrivals do not enter.
-    places = max(4, math.isqrt(samples // workers))
+    sharding = max(4, math.isqrt(samples // workers))
     pairs = (workers, workers)
     return AssignmentState(
         cost_SW=cost_SW,
         worker_S=np.empty(samples, np.int32),
         room_W=quota_W.copy(),
         blank_W=np.zeros(workers, np.int64),
-        value_WWB=np.empty((*pairs, places)),
-        sample_WWB=np.empty((*pairs, places), np.int32),
+        value_WWB=np.empty((*pairs, sharding)),
+        sample_WWB=np.empty((*pairs, sharding), np.int32),
         count_WW=np.zeros(pairs, np.int32),
         bound_WW=np.full(pairs, np.inf),
         edge_WW=np.empty(pairs),

@@ -79,24 +79,24 @@ def _step_rows(window: Window, extra: ExtraRows, state: State) -> StepRows:
     return StepRows(rows_U, before_U, later_U, setup.arena_of(rows_U), window.step)
 
 
-def _place(policy: Policy, scene: SyncContext) -> Placement:
+def _place(policy: Policy, context: SyncContext) -> Placement:
     """Slots for all touches; a cache that cannot hold one step's rows is the user's to enlarge."""
-    caches, rows = scene.state.caches, scene.rows
+    caches, rows = context.state.caches, context.rows
     order = policy.evict.order(rows.step)
-    request = Request(scene.touches, scene.cell_T, scene.arena_T, order)
+    request = Request(context.touches, context.cell_T, context.arena_T, order)
     placement = place(caches, request)
     worker, arena = placement.short
     if worker < 0:
         return placement
-    first, last = scene.touches.first_W[worker : worker + 2]
-    touched = scene.touches.unique_T[first:last]
+    first, last = context.touches.first_W[worker : worker + 2]
+    touched = context.touches.unique_T[first:last]
     inside = rows.arena_U[touched] == arena
     needed, pinned = int(inside.sum()), ""
-    if len(scene.state.hot_R):
-        hot = int((scene.state.setup.arena_of(scene.state.hot_rows) == arena).sum())
-        cold = inside & ~scene.state.hot_R[rows.rows_U[touched]]
+    if len(context.state.hot_R):
+        hot = int((context.state.setup.arena_of(context.state.hot_rows) == arena).sum())
+        cold = inside & ~context.state.hot_R[rows.rows_U[touched]]
         needed, pinned = int(cold.sum()) + hot, f" ({hot} of them replicated)"
-    setup = scene.state.setup
+    setup = context.state.setup
     raise ValueError(
         f"--cache {setup.cache}: worker {worker} needs {needed} rows of width "
         f"{setup.arenas[arena]}{pinned} in step {rows.step}, its cache holds "
@@ -105,110 +105,113 @@ def _place(policy: Policy, scene: SyncContext) -> Placement:
 
 
 def _moves(
-    policy: Policy, scene: SyncContext, decision: Decision, placement: Placement
+    policy: Policy, context: SyncContext, decision: Decision, placement: Placement
 ) -> EvictionMoves:
     """Where touched copies go in the eviction order; dropped ones are free, hot ones stay."""
-    moves = policy.evict.moves(scene, decision, placement)
-    hot_R, worker_T = scene.state.hot_R, scene.touches.worker_T
+    moves = policy.evict.moves(context, decision, placement)
+    hot_R, worker_T = context.state.hot_R, context.touches.worker_T
     if len(hot_R):
-        hot_T = hot_R[scene.rows.rows_U[scene.touches.unique_T]]
-        moves = _append(moves, scene, placement, np.flatnonzero(hot_T), PINNED)
+        hot_T = hot_R[context.rows.rows_U[context.touches.unique_T]]
+        moves = _append(moves, context, placement, np.flatnonzero(hot_T), PINNED)
     if decision.drop_T.any() and len(worker_T):
-        moves = _append(moves, scene, placement, np.flatnonzero(decision.drop_T), FREE)
+        moves = _append(moves, context, placement, np.flatnonzero(decision.drop_T), FREE)
     return moves
 
 
-def _replica_slots(scene: SyncContext, decision: Decision, placement: Placement) -> I32:
+def _replica_slots(context: SyncContext, decision: Decision, placement: Placement) -> I32:
     """Where every worker keeps the rows whose gradients the step all-reduces."""
     if not (decision.mode_T == REPLICA).any():
-        return np.empty((0, scene.copies_UW.shape[1]), np.int32)
-    chosen = replicated(scene.touches, decision)
-    slots_UW = (scene.copies_UW[chosen] & SLOT_MASK) - 1
+        return np.empty((0, context.copies_UW.shape[1]), np.int32)
+    chosen = replicated(context.touches, decision)
+    slots_UW = (context.copies_UW[chosen] & SLOT_MASK) - 1
     mine = np.flatnonzero(decision.mode_T == REPLICA)
-    place = np.searchsorted(chosen, scene.touches.unique_T[mine])
-    slots_UW[place, scene.touches.worker_T[mine]] = placement.slot_T[mine]
+    place = np.searchsorted(chosen, context.touches.unique_T[mine])
+    slots_UW[place, context.touches.worker_T[mine]] = placement.slot_T[mine]
     return slots_UW
 
 
 def _append(
     moves: EvictionMoves,
-    scene: SyncContext,
+    context: SyncContext,
     placement: Placement,
     chosen: npt.NDArray[np.intp],
     bucket: int,
 ) -> EvictionMoves:
     """Let the chosen touches end in a bucket, whatever the order said before."""
-    touched = scene.touches
+    touched = context.touches
     return EvictionMoves(
         np.concatenate([moves.worker, touched.worker_T[chosen]]),
         np.concatenate([moves.slot, placement.slot_T[chosen]]),
-        np.concatenate([moves.arena, scene.arena_T[chosen]]),
+        np.concatenate([moves.arena, context.arena_T[chosen]]),
         np.concatenate([moves.bucket, np.full(len(chosen), bucket, np.int32)]),
         moves.untouched,
     )
 
 
-def _look(policy: Policy, window: Window, state: State) -> tuple[SyncContext, Assignment]:
-    """Deal the samples and list the touches."""
+def _assign(policy: Policy, window: Window, state: State) -> tuple[SyncContext, Assignment]:
+    """Assign the samples to workers and list the touches."""
     extra = policy.sync.extra(window, state)
     rows = _step_rows(window, extra, state)
-    in_place = policy.sync.shared_memory
-    found = (unheld if in_place else find_copies)(state.caches.cells, rows.rows_U)
+    find = unheld if policy.sync.shared_memory else find_copies
+    copies = find(state.caches.cells, rows.rows_U)
     now = window.now
     quotas_W = state.setup.quotas(len(now.batch))
-    seen = found
+    readable = copies
     if policy.dispatch.looks_at_caches:
-        seen = policy.sync.readable(state, rows, found)
-    view = DispatchContext(window, state, rows, seen, quotas_W, extra.everywhere)
-    dealing = policy.dispatch.choose(view)
+        readable = policy.sync.readable(state, rows, copies)
+    assignment = policy.dispatch.choose(
+        DispatchContext(window, state, rows, readable, quotas_W, extra.everywhere)
+    )
     lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
     touched = touches(
-        lookups, dealing.worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
+        lookups, assignment.worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
     )
-    cell_T, arena_T = touch_cells(touched, found.copies_UW, rows.arena_U)
-    scene = SyncContext(window, state, rows, found, touched, cell_T, arena_T, extra.everywhere)
-    return scene, dealing
+    cell_T, arena_T = touch_cells(touched, copies.copies_UW, rows.arena_U)
+    context = SyncContext(window, state, rows, copies, touched, cell_T, arena_T, extra.everywhere)
+    return context, assignment
 
 
-def _rows_move(policy: Policy, scene: SyncContext, decision: Decision) -> CacheMoves:
+def _rows_move(policy: Policy, context: SyncContext, decision: Decision) -> CacheMoves:
     """Copies that come home, slots for all touches, and what leaves and enters them."""
-    caches, rows, touched = scene.state.caches, scene.rows, scene.touches
+    caches, rows, touched = context.state.caches, context.rows, context.touches
     caches.planning[0] += 1
     home = NO_TRANSFERS
     if len(decision.return_worker):
-        home = returns(caches, rows, decision, scene.copies_UW)
+        home = returns(caches, rows, decision, context.copies_UW)
     mark(caches.slot_WCF, home.worker, home.slot, RETURNED, int(caches.planning[0]))
-    placement = _place(policy, scene)
+    placement = _place(policy, context)
     evicted = NO_TRANSFERS
     if (placement.victim_T >= 0).any():
         lazy = not policy.exact
         evicted = evictions(caches, rows, touched, placement, decision.record, lazy)
     pulled = pulls(caches, rows, touched, decision, placement)
-    return CacheMoves(placement, home, evicted, pulled, _moves(policy, scene, decision, placement))
+    return CacheMoves(
+        placement, home, evicted, pulled, _moves(policy, context, decision, placement)
+    )
 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
-    scene, dealing = _look(policy, window, state)
-    decision = policy.sync.decide(scene)
+    context, assignment = _assign(policy, window, state)
+    decision = policy.sync.decide(context)
     in_place = policy.sync.shared_memory
-    moving = nothing_moves(scene) if in_place else _rows_move(policy, scene, decision)
+    moving = nothing_moves(context) if in_place else _rows_move(policy, context, decision)
     plan = Plan(
         step=window.step,
         now=window.now,
-        worker_S=dealing.worker_S,
-        rows=scene.rows,
-        touches=scene.touches,
-        copies=scene.copies,
+        worker_S=assignment.worker_S,
+        rows=context.rows,
+        touches=context.touches,
+        copies=context.copies,
         decision=decision,
         placement=moving.placement,
         returns=moving.returns,
         evictions=moving.evictions,
         pulls=moving.pulls,
-        updates=updates(scene.rows, scene.touches, decision, moving.placement),
+        updates=updates(context.rows, context.touches, decision, moving.placement),
         moves=moving.moves,
-        replica_UW=_replica_slots(scene, decision, moving.placement),
-        memory=dealing.memory,
+        replica_UW=_replica_slots(context, decision, moving.placement),
+        memory=assignment.memory,
         shared_memory=in_place,
     )
     check(plan, state, policy)
@@ -244,13 +247,13 @@ def advance(state: State, plan: Plan) -> None:
     state.step = plan.step + 1
 
 
-def _learn(state: State, plan: Plan, outlook: SearchState) -> None:
+def _learn(state: State, plan: Plan, memory: SearchState) -> None:
     """Keep what a dispatch means to do, and learn from what its step took."""
     done = choose_reduced_rows(plan.now, state.setup, state.memory)
     for name in SearchState._fields:
         if name != "affinity_NW":  # as the step leaves it, below
-            getattr(state.memory, name)[:] = getattr(outlook, name)
-    if len(outlook.share_W):
+            getattr(state.memory, name)[:] = getattr(memory, name)
+    if len(memory.share_W):
         time = step_time(traffic(plan, state.setup), state.setup.cluster)
         rows_WA = touched_rows(plan.touches, plan.rows.arena_U, state.caches.capacity_WA.shape)
         room_W = samples_that_fit(rows_WA, state.caches.capacity_WA, plan.samples_W)

@@ -20,9 +20,9 @@ def unheld(cells: Cells, rows_U: I64) -> CachedCopies:
     return CachedCopies(row_numbers(cells, rows_U), copies_UW, np.full(count, NO_HOLDER, np.int32))
 
 
-def nothing_moves(scene: SyncContext) -> CacheMoves:
+def nothing_moves(context: SyncContext) -> CacheMoves:
     """No touch has a slot; only gradients will leave, of rows that several workers touch."""
-    nowhere, none = np.full(len(scene.cell_T), -1, np.int32), np.empty(0, np.int32)
+    nowhere, none = np.full(len(context.cell_T), -1, np.int32), np.empty(0, np.int32)
     placement = Placement(nowhere, nowhere.astype(np.int64), np.full(2, -1, np.int64))
     moves = EvictionMoves(none, none, none.astype(np.uint8), none, 0)
     return CacheMoves(placement, NO_TRANSFERS, NO_TRANSFERS, NO_TRANSFERS, moves)

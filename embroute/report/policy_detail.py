@@ -82,11 +82,11 @@ def _ranks(cluster: Cluster, host: int) -> str:
 
 def _cluster_columns(cluster: Cluster, detail: Detail) -> Columns:
     """Each host's link as two lines side by side, one a direction, from the switch to the host."""
-    places = _around(len(detail.links))
+    sharding = _around(len(detail.links))
     out: dict[str, list[object]] = {
         k: [] for k in ("x0", "y0", "x1", "y1", "side", "busy", "mb", "rate", "host", "width")
     }
-    for link, (x, y) in zip(detail.links, places, strict=True):
+    for link, (x, y) in zip(detail.links, sharding, strict=True):
         sides = (
             ("out of", link.up_busy, link.up_bytes, link.up_gbit_s, 0.018),
             ("into", link.down_busy, link.down_bytes, link.down_gbit_s, -0.018),
@@ -100,23 +100,23 @@ def _cluster_columns(cluster: Cluster, detail: Detail) -> Columns:
 
 
 def _host_columns(cluster: Cluster, detail: Detail) -> Columns:
-    places = _around(len(detail.links))
-    few = len(places) <= MOST_BARS
+    sharding = _around(len(detail.links))
+    few = len(sharding) <= MOST_BARS
     busy = [100 * max(link.up_busy, link.down_busy) for link in detail.links]
     return {
-        "x": [x for x, _ in places],
-        "y": [y for _, y in places],
-        "text_x": [1.13 * x for x, _ in places],
-        "text_y": [1.13 * y for _, y in places],
-        "align": ["left" if x > 0.1 else "right" if x < -0.1 else "center" for x, _ in places],
+        "x": [x for x, _ in sharding],
+        "y": [y for _, y in sharding],
+        "text_x": [1.13 * x for x, _ in sharding],
+        "text_y": [1.13 * y for _, y in sharding],
+        "align": ["left" if x > 0.1 else "right" if x < -0.1 else "center" for x, _ in sharding],
         "text": [
             f"{link.host}: {share:.0f} % of {min(link.up_gbit_s, link.down_gbit_s):g} Gbit/s"
             if few
             else ""
             for link, share in zip(detail.links, busy, strict=True)
         ],
-        "color": [BLUE if h in cluster.shards else GREEN for h in range(len(places))],
-        "ranks": [_ranks(cluster, h) for h in range(len(places))],
+        "color": [BLUE if h in cluster.shards else GREEN for h in range(len(sharding))],
+        "ranks": [_ranks(cluster, h) for h in range(len(sharding))],
         "host": [link.host for link in detail.links],
     }
 

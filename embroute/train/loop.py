@@ -87,10 +87,10 @@ class RunData:
     whole: Source | None = None
 
 
-def open_run_data(run: RunFile, seat: RankContext) -> RunData:
+def open_run_data(run: RunFile, rank: RankContext) -> RunData:
     """Open the data at the coordinator and tell the other ranks its schema."""
-    if seat.name != "coordinator":
-        told = json.loads(broadcast_text(seat.name, seat.peers, seat.control, ""))
+    if rank.name != "coordinator":
+        told = json.loads(broadcast_text(rank.name, rank.peers, rank.control, ""))
         return RunData(schema_from(told["schema"]), steps=told["steps"])
     source = open_source(run.data, run.reading())
     if not source.schema.labelled:
@@ -99,10 +99,10 @@ def open_run_data(run: RunFile, seat: RankContext) -> RunData:
             f"online-retail(negatives=1) or a synthetic preset"
         )
     train, held_out = split(source, run.held_out)
-    size = run.batch * seat.num_workers
+    size = run.batch * rank.num_workers
     steps = _steps(train, run, size)
     told = json.dumps({"schema": schema_text(source.schema), "steps": steps})
-    broadcast_text(seat.name, seat.peers, seat.control, told)
+    broadcast_text(rank.name, rank.peers, rank.control, told)
     looked = None if held_out is None else BatchLoader(held_out, run, size, train=False)
     return RunData(source.schema, BatchLoader(train, run, size, train=True), looked, steps, source)
 
@@ -197,14 +197,14 @@ def metrics_of(scores: F32, labels: F32) -> dict[str, float]:
 def evaluate(model: nn.Module, run: WorkerSession) -> dict[str, float]:
     """Metrics of the held-out samples of all workers; empty but at the first worker."""
     scores, labels = scores_of(model, run)
-    every, known = gather_from_workers(run.seat, scores), gather_from_workers(run.seat, labels)
+    every, known = gather_from_workers(run.rank, scores), gather_from_workers(run.rank, labels)
     return metrics_of(np.concatenate(every), np.concatenate(known)) if every else {}
 
 
-def train_rank(run: RunFile, seat: RankContext, folder: Path, stop: threading.Event) -> Prepared:
+def train_rank(run: RunFile, rank: RankContext, folder: Path, stop: threading.Event) -> Prepared:
     """This rank's part of a run; `stop` asks for a checkpoint and an early end."""
-    torch.manual_seed(rank_seed(run.seed, seat.name))
-    data = open_run_data(run, seat)
+    torch.manual_seed(rank_seed(run.seed, rank.name))
+    data = open_run_data(run, rank)
     hidden = tuple(int(part) for part in run.hidden.split(",") if part)
     options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
     torch.set_default_dtype(getattr(torch, run.dtype))
@@ -214,10 +214,10 @@ def train_rank(run: RunFile, seat: RankContext, folder: Path, stop: threading.Ev
     settings = settings_of(run, data, folder)
     settings["extras"] = {f"schedule{i}": schedule for i, schedule in enumerate(schedules)}
     settings["stop"] = stop
-    ready = prepare(model, optimizers, data.train or (), seat, **settings)
+    ready = prepare(model, optimizers, data.train or (), rank, **settings)
     if ready.session is not None:
         loop = Loop(run, ready, optimizers, schedules)
-        loop.run_all(monitor_of(seat, folder, data.steps))
+        loop.run_all(monitor_of(rank, folder, data.steps))
     if isinstance(data.whole, FileSource) and data.whole.bad_rows:
         print(data.whole.skipped, file=sys.stderr)
     return ready
@@ -228,9 +228,9 @@ def rank_seed(seed: int, name: str) -> int:
     return int(np.random.default_rng([seed, *name.encode()]).integers(2**63))
 
 
-def monitor_of(seat: RankContext, folder: Path, steps: int) -> RunMonitor | None:
+def monitor_of(rank: RankContext, folder: Path, steps: int) -> RunMonitor | None:
     """The first worker watches."""
-    if seat.index:
+    if rank.index:
         return None
     from embroute.train.metrics_log import RunMonitor
 

@@ -51,9 +51,9 @@ class SignalHandler:
         self.stop.set()
 
 
-def _locked(folder: Path, seat: RankContext) -> AbstractContextManager[object]:
+def _locked(folder: Path, rank: RankContext) -> AbstractContextManager[object]:
     """The run's folder for this run alone; our own launcher has it already."""
-    if FOLDER in os.environ or seat.name != COORDINATOR:
+    if FOLDER in os.environ or rank.name != COORDINATOR:
         return nullcontext()
     return FolderLock("--out", folder, new_run_id())
 
@@ -70,9 +70,9 @@ def rank_main(run_file: Path, node: str) -> None:
             run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
-        with connect(run.layout(), node, run.peer_timeout) as seat, _locked(folder, seat):
-            name = seat.name
-            ready = train_rank(run, seat, folder, heed.begin())
+        with connect(run.layout(), node, run.peer_timeout) as rank, _locked(folder, rank):
+            name = rank.name
+            ready = train_rank(run, rank, folder, heed.begin())
             write_record(folder, name, ready)
     except ValueError as error:
         exit_with_reason(name, str(error), BAD_INPUT)

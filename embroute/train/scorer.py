@@ -63,18 +63,18 @@ class Scorer:
     """A trained model with all its rows in memory."""
 
     model: nn.Module
-    feed: SampleAdapter
-    desk: LookupContext
+    adapter: SampleAdapter
+    lookup_context: LookupContext
     store: ShardStore
-    places: RowSharding
+    sharding: RowSharding
 
     def score(self, batch: Batch) -> F32:
         """Probabilities of the samples of a batch."""
         rows = np.maximum(batch.rows, 0)
-        local = self.places.local(rows).astype(np.int32)
+        local = self.sharding.local(rows).astype(np.int32)
         touch = np.where(batch.rows < 0, -1, np.arange(len(rows))).astype(np.int32)
         arenas = len(self.store.records)
-        self.desk.begin(
+        self.lookup_context.begin(
             StepLookups(
                 self.store.records,
                 [local] * arenas,
@@ -89,7 +89,9 @@ class Scorer:
             len(batch), batch.dense, batch.label, batch.offsets, np.empty(0, np.int64)
         )
         with torch.no_grad():
-            found: F32 = torch.sigmoid(self.model(self.feed.to_user_batch(dealt))).float().numpy()
+            found: F32 = (
+                torch.sigmoid(self.model(self.adapter.to_user_batch(dealt))).float().numpy()
+            )
         return found
 
 
@@ -109,16 +111,16 @@ def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
     others = {name: saved.settings[name] for name in ("eps", "decay") if name in saved.settings}
     optimizer = RowOptimizer(saved.optimizer, 0.0, betas=betas, **others)
     widths = table_widths(run.model, schema, dim)
-    places = RowSharding(Setup(schema, uniform_cluster(1, 1), widths, optimizer=saved.optimizer))
-    arena_of = tuple(places.setup.arenas.index(width) for width in widths)
-    desk = LookupContext(places.setup.arenas, arena_of)
-    replace_fields(model, plain, desk)
-    check_identity(saved, identity_of(places, optimizer, run.dtype, model.state_dict()), path)
-    store = ShardStore(0, places, RecordWidths(places, optimizer, run.dtype), optimizer)
-    load_shard(path, store, places, 0)
+    sharding = RowSharding(Setup(schema, uniform_cluster(1, 1), widths, optimizer=saved.optimizer))
+    arena_of = tuple(sharding.setup.arenas.index(width) for width in widths)
+    lookup_context = LookupContext(sharding.setup.arenas, arena_of)
+    replace_fields(model, plain, lookup_context)
+    check_identity(saved, identity_of(sharding, optimizer, run.dtype, model.state_dict()), path)
+    store = ShardStore(0, sharding, RecordWidths(sharding, optimizer, run.dtype), optimizer)
+    load_shard(path, store, sharding, 0)
     load_model(path, model.state_dict())
-    feed = SampleAdapter(schema, getattr(torch, run.dtype))
-    return Scorer(model.eval(), feed, desk, store, places)
+    adapter = SampleAdapter(schema, getattr(torch, run.dtype))
+    return Scorer(model.eval(), adapter, lookup_context, store, sharding)
 
 
 def predictions(folder: Path, wanted: ScoreRequest, size: int) -> Iterator[tuple[F32, F32]]:

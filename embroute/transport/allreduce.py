@@ -151,7 +151,7 @@ class SharedMemoryReduce:
             # Who is in the next turn has all addends of this one, and everyone has read the last.
             slab_WB = self._slab_TWB[self._turn]
             self._turn = (self._turn + 1) % TURNS
-            addends = [slab[: piece.nbytes].view(piece.dtype) for slab in slab_WB]
+            addends = [ring[: piece.nbytes].view(piece.dtype) for ring in slab_WB]
             addends[self._index].copy_(piece)
             self._meet()
             if len(addends) <= FEW_BYTES:

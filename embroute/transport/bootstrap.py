@@ -114,15 +114,15 @@ class Listener:
         local = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         local.bind(path)
         local.listen(VISITORS)
-        self._servers, places = [local], []
+        self._servers, sharding = [local], []
         for address in local_addresses():
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             server = socket.create_server((address, 0), family=family, backlog=VISITORS)
             self._servers.append(self._stack.enter_context(server))
-            places.append(f"{address}|{server.getsockname()[1]}")
+            sharding.append(f"{address}|{server.getsockname()[1]}")
         for server in self._servers:
             server.setblocking(False)
-        store.set(f"listens/{name}", " ".join([self._identity, host_id(), path, *places]))
+        store.set(f"listens/{name}", " ".join([self._identity, host_id(), path, *sharding]))
 
     def accept(
         self, expected: Iterable[tuple[str, str]], deadline: float
@@ -255,8 +255,8 @@ def _published(store: JobStore, listener: str) -> tuple[str, list[Address]]:
     except UnicodeDecodeError:
         raise LostPeerError(f"lost {listener}: the job's store was written to by others") from None
     try:
-        identity, host, path, *places = text.split()
-        pairs = [place.split("|") for place in places]
+        identity, host, path, *sharding = text.split()
+        pairs = [place.split("|") for place in sharding]
         network: list[Address] = [(address, int(port)) for address, port in pairs]
     except ValueError:
         raise LostPeerError(f"lost {listener}: the job's store was written to by others") from None

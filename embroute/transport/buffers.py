@@ -47,7 +47,7 @@ class MessageTransport(Protocol):
         ...
 
     def submit(
-        self, letters: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
+        self, buffers: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
     ) -> RecvHandle:
         """Begin to send letters, and to receive messages of some sizes."""
         ...
@@ -96,14 +96,14 @@ class CopyingTransport:
         return SendBuffer(peer, self.pool.acquire(size)[:size])
 
     def submit(
-        self, letters: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
+        self, buffers: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
     ) -> RecvHandle:
         """Receives are posted at once: there is memory for them."""
         memory = [self.pool.acquire(size) for _, size in expected]
         arrived = [kept[:size] for kept, (_, size) in zip(memory, expected, strict=True)]
         receives = [(peer, data) for (peer, _), data in zip(expected, arrived, strict=True)]
-        posted = self.channel.submit([(one.peer, one.data) for one in letters], receives)
-        return CopiedReceives(self.pool, posted, letters, memory, arrived)
+        posted = self.channel.submit([(one.peer, one.data) for one in buffers], receives)
+        return CopiedReceives(self.pool, posted, buffers, memory, arrived)
 
     @property
     def waited_s(self) -> Mapping[str, float]:
@@ -120,14 +120,14 @@ class CopiedReceives(NamedTuple):
 
     pool: BufferPool
     posted: Work
-    letters: Sequence[SendBuffer]
+    buffers: Sequence[SendBuffer]
     memory: list[U8]
     arrived: list[U8]
 
     def wait(self) -> list[U8]:
         """What was expected."""
         self.posted.wait()
-        self.pool.release([_whole(letter.data) for letter in self.letters])
+        self.pool.release([_whole(buffer.data) for buffer in self.buffers])
         return self.arrived
 
     def release(self) -> None:

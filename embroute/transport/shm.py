@@ -73,18 +73,18 @@ class SharedMemoryTransport:
 
     def acquire(self, peer: str, size: int) -> SendBuffer:
         """Memory that the peer reads too, if there is room."""
-        slab = self._slabs[peer]
-        start = slab.find(size)
+        ring = self._slabs[peer]
+        start = ring.find(size)
         if start == NOWHERE:
             return SendBuffer(peer, np.empty(size, np.uint8))
-        return SendBuffer(peer, slab.memory[start : start + size], start)
+        return SendBuffer(peer, ring.memory[start : start + size], start)
 
     def submit(
-        self, letters: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
+        self, buffers: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
     ) -> RecvHandle:
         """Send tokens, and what found no room; receives begin with the wait for them."""
         sends: list[Message] = []
-        for peer, data, start in letters:
+        for peer, data, start in buffers:
             sends.append((peer, np.array([start, self._read[peer]], np.int64).view(np.uint8)))
             if start == NOWHERE:
                 sends.append((peer, data))
@@ -140,9 +140,12 @@ class SharedReceives:
     """Messages on their way in shared memory, at most one from each peer."""
 
     def __init__(
-        self, mail: SharedMemoryTransport, posted: SocketWork, expected: Sequence[tuple[str, int]]
+        self,
+        transport: SharedMemoryTransport,
+        posted: SocketWork,
+        expected: Sequence[tuple[str, int]],
     ) -> None:
-        self._mail, self._posted, self._expected = mail, posted, expected
+        self._mail, self._posted, self._expected = transport, posted, expected
         self._holders: list[str] = []
 
     def wait(self) -> list[U8]:

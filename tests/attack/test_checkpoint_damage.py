@@ -50,7 +50,7 @@ SEEN_BY_ALL = [name for name, damage in DAMAGES.items() if not damage.unseen]
 
 
 def train(run: RunFile, folder: Path) -> None:
-    run_in_process(2, 2, lambda seat: loop.train_rank(run, seat, folder, threading.Event()))
+    run_in_process(2, 2, lambda rank: loop.train_rank(run, rank, folder, threading.Event()))
 
 
 @pytest.fixture(scope="session")

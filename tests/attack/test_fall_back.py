@@ -39,7 +39,7 @@ def saving(folder: Path, policy: str = "esd(1)") -> Settings:
 
 
 def run(settings: Settings, stream: Sequence[Batch]) -> dict[str, Result]:
-    return run_in_process(2, 2, lambda seat: train(seat, stream, "adagrad", settings))
+    return run_in_process(2, 2, lambda rank: train(rank, stream, "adagrad", settings))
 
 
 def goes_on(folder: Path) -> Settings:

@@ -54,9 +54,9 @@ STORE = PrefixStore("job", HashStore())
 
 def visit() -> socket.socket:
     """A stranger's connection to the listener, by the way that its peer takes."""
-    _, _, path, *places = STORE.get("listens/a").decode().split()
-    if places:
-        address, port = places[0].split("|")
+    _, _, path, *sharding = STORE.get("listens/a").decode().split()
+    if sharding:
+        address, port = sharding[0].split("|")
         return socket.create_connection((address, int(port)), 5)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(path)

@@ -31,7 +31,7 @@ class Stranger:
 
     def __init__(self, run: subprocess.Popen[str], runtime: Path | None = None) -> None:
         self._run, self._runtime, self._over = run, runtime, threading.Event()
-        self.places: set[Place] = set()
+        self.sharding: set[Place] = set()
         self.modes: dict[str, int] = {}
         self.sent = 0
         self._open: deque[socket.socket] = deque()
@@ -41,7 +41,7 @@ class Stranger:
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
-            self.places |= set(listening(self._run.pid))
+            self.sharding |= set(listening(self._run.pid))
 
     def _attack(self) -> None:
         """Ranks listen for some milliseconds only, so look for their sockets without a pause."""
@@ -62,7 +62,7 @@ class Stranger:
 
     def _goals(self) -> set[Place]:
         paths = [] if self._runtime is None else self._runtime.glob("embroute-*/rank-*/socket")
-        return {place for place in self.places if place.port} | {Place(str(p)) for p in paths}
+        return {place for place in self.sharding if place.port} | {Place(str(p)) for p in paths}
 
     def _keep(self, sock: socket.socket) -> None:
         """Leave the last connections open: a real stranger would not close them either."""
@@ -95,7 +95,7 @@ def test_nothing_listens_beyond_this_machine_and_garbage_changes_no_bit(
     assert code == 0, output
     assert "restart 1 of 1" in output
     assert_same(tmp_path / "attacked", tmp_path / "calm")
-    network = {place for place in stranger.places if place.port}
+    network = {place for place in stranger.sharding if place.port}
     assert all(place.is_loopback for place in network), network
     assert stranger.sent > 4  # ranks listen for milliseconds; test_handshake tries every kind
     assert set(stranger.modes.values()) == {0o700}, stranger.modes
@@ -111,8 +111,8 @@ def test_garbage_does_not_harm_a_job_of_torchrun(tmp_path: Path) -> None:
     code, output = finish(run)
     stranger.end()
     assert code == 0, output
-    stores = {place.port for place in stranger.places if place.port}
-    assert len(stores) <= 2, stranger.places  # the launcher's
+    stores = {place.port for place in stranger.sharding if place.port}
+    assert len(stores) <= 2, stranger.sharding  # the launcher's
     calm_code, calm = finish(begin([*TORCHRUN, str(script), "--steps", "300"]))
     assert calm_code == 0, calm
     assert _losses(output) == _losses(calm)

@@ -36,10 +36,10 @@ def job(
     """A job of two workers in this process; an error of any rank ends all of them."""
     given = {"policy": "esd(1)", "cache": 1.0, "min_rows": 100, "lookups": lookups} | settings
 
-    def main(seat: RankContext) -> None:
+    def main(rank: RankContext) -> None:
         own = model()
         used = optimizer(own)
-        ready = prepare(own, used, loader, seat, **given)  # type: ignore[arg-type]
+        ready = prepare(own, used, loader, rank, **given)  # type: ignore[arg-type]
         train(own, used, ready.loader, ready.backward, [])
         at_end(ready)
 

@@ -8,21 +8,21 @@ from embroute.kernels.array_types import Array
 from embroute.launch.rank import RankContext
 
 
-def gather_from_workers(seat: RankContext, own: Array) -> list[Array]:
+def gather_from_workers(rank: RankContext, own: Array) -> list[Array]:
     """All workers' arrays, at the first worker, by worker; nothing elsewhere.
 
     They may differ in length along their first axis, and in nothing else.
     """
-    first, *others = seat.workers
+    first, *others = rank.workers
     own = np.ascontiguousarray(own)
-    if seat.index:
+    if rank.index:
         size = np.array([len(own)], np.int64)
-        seat.allreduce.exchange([(first, size.view(np.uint8))], [])
-        seat.allreduce.exchange([(first, own.reshape(-1).view(np.uint8))] if own.size else [], [])
+        rank.allreduce.exchange([(first, size.view(np.uint8))], [])
+        rank.allreduce.exchange([(first, own.reshape(-1).view(np.uint8))] if own.size else [], [])
         return []
     sizes = [np.zeros(1, np.int64) for _ in others]
-    seat.allreduce.exchange([], [(p, s.view(np.uint8)) for p, s in zip(others, sizes, strict=True)])
+    rank.allreduce.exchange([], [(p, s.view(np.uint8)) for p, s in zip(others, sizes, strict=True)])
     found = [np.empty((int(size[0]), *own.shape[1:]), own.dtype) for size in sizes]
     pairs = [(peer, part) for peer, part in zip(others, found, strict=True) if part.size]
-    seat.allreduce.exchange([], [(peer, part.reshape(-1).view(np.uint8)) for peer, part in pairs])
+    rank.allreduce.exchange([], [(peer, part.reshape(-1).view(np.uint8)) for peer, part in pairs])
     return [own, *found]

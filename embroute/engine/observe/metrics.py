@@ -81,13 +81,13 @@ class Meter:
             self.log.block(item, kinds, row_bytes)
 
     @contextmanager
-    def during(self, phase: str, mail: MessageTransport) -> Iterator[None]:
+    def during(self, phase: str, transport: MessageTransport) -> Iterator[None]:
         """A phase: what moves in it counts to it, and so do the seconds it takes and waits."""
-        began, before = time.perf_counter(), dict(mail.waited_s)
+        began, before = time.perf_counter(), dict(transport.waited_s)
         self.phase = phase
         yield
         self.phase = ASIDE
-        for peer, waited in mail.waited_s.items():
+        for peer, waited in transport.waited_s.items():
             self.waited_s[phase, peer] += waited - before.get(peer, 0.0)
         self.seconds[phase] += time.perf_counter() - began
 
@@ -97,7 +97,7 @@ class Meter:
         self.spans.append(PhaseSpan(phase, step, self.epoch_s + began, now - began))
         return now
 
-    def note(self, step: int, nbytes: int) -> None:
+    def message(self, step: int, nbytes: int) -> None:
         """Count what the coordinator said of a step: samples, slots, lists of transfers."""
         self.other_bytes["notes"] += nbytes
         if self.log is not None:

@@ -99,13 +99,13 @@ class RowVersions:
             self.reads.append(VersionEvent(step, now[slots], start[slots]))
 
 
-def shard_versions(shard: int, places: RowSharding) -> RowVersions:
+def shard_versions(shard: int, sharding: RowSharding) -> RowVersions:
     """Stamps of a shard's rows before the first update."""
-    setup = places.setup
-    now_AN = [np.zeros((count, NUM_STAMPS), np.int64) for count in places.counts_KA[shard]]
+    setup = sharding.setup
+    now_AN = [np.zeros((count, NUM_STAMPS), np.int64) for count in sharding.counts_KA[shard]]
     for table, width in enumerate(setup.widths):
-        rows = places.rows_of(shard, table)
-        now_AN[setup.arenas.index(width)][places.local(rows), VERSION_ROW] = rows
+        rows = sharding.rows_of(shard, table)
+        now_AN[setup.arenas.index(width)][sharding.local(rows), VERSION_ROW] = rows
     return RowVersions(now_AN)
 
 

@@ -10,8 +10,10 @@ from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext
 def block() -> Dispatch:
     """The first samples to worker 0, the next to worker 1, as a plain data loader does."""
 
-    def choose(view: DispatchContext) -> Assignment:
-        return Assignment(np.repeat(np.arange(len(view.quotas_W), dtype=np.int32), view.quotas_W))
+    def choose(context: DispatchContext) -> Assignment:
+        return Assignment(
+            np.repeat(np.arange(len(context.quotas_W), dtype=np.int32), context.quotas_W)
+        )
 
     return Dispatch("block", choose, looks_at_caches=False)
 
@@ -19,9 +21,9 @@ def block() -> Dispatch:
 def robin() -> Dispatch:
     """One sample to each worker in turn, skipping those whose quota is full."""
 
-    def choose(view: DispatchContext) -> Assignment:
-        workers = np.repeat(np.arange(len(view.quotas_W), dtype=np.int32), view.quotas_W)
-        turn = np.concatenate([np.arange(quota) for quota in view.quotas_W])
+    def choose(context: DispatchContext) -> Assignment:
+        workers = np.repeat(np.arange(len(context.quotas_W), dtype=np.int32), context.quotas_W)
+        turn = np.concatenate([np.arange(quota) for quota in context.quotas_W])
         return Assignment(workers[np.argsort(turn, kind="stable")])
 
     return Dispatch("robin", choose, looks_at_caches=False)

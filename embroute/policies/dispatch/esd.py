@@ -80,17 +80,17 @@ def _units(seconds_AW: F64) -> tuple[F64, float]:
     return np.round(seconds_AW / unit), unit
 
 
-def unit_costs(view: DispatchContext) -> tuple[F64, float]:
+def unit_costs(context: DispatchContext) -> tuple[F64, float]:
     """c(i, j) of SYSTEMS in whole units, and the unit in seconds."""
-    now, found = view.window.now, view.copies
-    units_AW, unit = _units(view.state.setup.row_seconds_AW)
-    rows = RowCosts(found.copies_UW, found.only_U, view.rows.arena_U, units_AW)
+    now, found = context.window.now, context.copies
+    units_AW, unit = _units(context.state.setup.row_seconds_AW)
+    rows = RowCosts(found.copies_UW, found.only_U, context.rows.arena_U, units_AW)
     return _costs(rows, now.unique_of_lookup, now.batch.sample_offsets), unit
 
 
-def cost_matrix(view: DispatchContext) -> F64:
+def cost_matrix(context: DispatchContext) -> F64:
     """Seconds of transfers that sample i causes if trained by worker j."""
-    costs, unit = unit_costs(view)
+    costs, unit = unit_costs(context)
     return costs * unit
 
 
@@ -142,10 +142,10 @@ def esd(alpha: float = 1.0, ties: str = "block") -> Dispatch:
     (they share rows, which the cost does not see); `any` takes whichever is found.
     """
 
-    def choose(view: DispatchContext) -> Assignment:
-        cost_SW, _ = unit_costs(view)
+    def choose(context: DispatchContext) -> Assignment:
+        cost_SW, _ = unit_costs(context)
         if ties == "block":
-            cost_SW = prefer_blocks(cost_SW, view.quotas_W)
-        return Assignment(hybrid(cost_SW, view.quotas_W, alpha))
+            cost_SW = prefer_blocks(cost_SW, context.quotas_W)
+        return Assignment(hybrid(cost_SW, context.quotas_W, alpha))
 
     return Dispatch("esd", choose)

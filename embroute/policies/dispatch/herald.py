@@ -63,17 +63,17 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
     the lowest worker number, so that samples nobody knows keep meeting on the same workers.
     """
 
-    def choose(view: DispatchContext) -> Assignment:
-        now, setup = view.window.now, view.state.setup
-        only_U = view.copies.only_U
+    def choose(context: DispatchContext) -> Assignment:
+        now, setup = context.window.now, context.state.setup
+        only_U = context.copies.only_U
         if 0 < tables < len(setup.schema.tables):
-            scored = view.state.ranking[:tables]
-            left_out = ~np.isin(setup.table_of(view.rows.rows_U), scored)
+            scored = context.state.ranking[:tables]
+            left_out = ~np.isin(setup.table_of(context.rows.rows_U), scored)
             only_U = np.where(left_out, NO_HOLDER, only_U).astype(np.int32)
         offsets = now.batch.sample_offsets
-        score_SW = _score(view.copies.copies_UW, only_U, now.unique_of_lookup, offsets)
-        first = view.window.step % len(view.quotas_W) if ties == "rotate" else 0
-        return Assignment(_greedy(score_SW, view.quotas_W, first))
+        score_SW = _score(context.copies.copies_UW, only_U, now.unique_of_lookup, offsets)
+        first = context.window.step % len(context.quotas_W) if ties == "rotate" else 0
+        return Assignment(_greedy(score_SW, context.quotas_W, first))
 
     return Dispatch("herald", choose, needs_access=tables > 0)
 

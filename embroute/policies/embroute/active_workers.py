@@ -46,12 +46,12 @@ HASH_GROUPS = 251  # in which rows are told apart
 ROUNDING = 1e-5  # of sums of shares
 
 
-def is_comparison_due(view: DispatchContext, search: SearchOptions) -> bool:
+def is_comparison_due(context: DispatchContext, search: SearchOptions) -> bool:
     """Whether crews are compared: after 1, 2, 4, ... half windows, beyond what was rehearsed."""
-    if not (search.free and search.changes) or view.window.step < REHEARSED:
+    if not (search.free and search.changes) or context.window.step < REHEARSED:
         return False
-    halves, rest = divmod(view.window.step, max(1, (search.ahead + 1) // 2))
-    least_W, most_W = view.state.memory.range_2W
+    halves, rest = divmod(context.window.step, max(1, (search.ahead + 1) // 2))
+    least_W, most_W = context.state.memory.range_2W
     return bool((least_W != most_W).any()) and not rest and not halves & (halves - 1)
 
 
@@ -63,13 +63,13 @@ def worker_subsets(setup: Setup) -> list[I64]:
     return [order[:size] for size in sorted(sizes, reverse=True) if size <= count]
 
 
-def _moved(view: DispatchContext, outlook: SearchState) -> Callable[[I32, I64], I32]:
+def _moved(context: DispatchContext, memory: SearchState) -> Callable[[I32, I64], I32]:
     """Who would own rows once a crew has taken over: its members, as far as their caches have room.
 
     What it costs to bring them there is soon forgotten, and would hide that a crew is faster.
     """
-    takes_W = outlook.range_2W[1] > 0
-    caches = view.state.caches
+    takes_W = memory.range_2W[1] > 0
+    caches = context.state.caches
     used_W, room_W = caches.used_WA.sum(1), (caches.capacity_WA - caches.used_WA).sum(1)
     crew, left = np.flatnonzero(takes_W), max(1, int(used_W[~takes_W].sum()))
     fits = min(1.0, float(room_W[takes_W].sum()) / left)
@@ -95,61 +95,61 @@ class Trial(NamedTuple):
     """What a step of a crew takes at best, and how."""
 
     time_s: float
-    outlook: SearchState
+    memory: SearchState
 
 
 def _try(
-    view: DispatchContext, outlook: SearchState, search: SearchOptions, limit: float = np.inf
+    context: DispatchContext, memory: SearchState, search: SearchOptions, limit: float = np.inf
 ) -> Trial:
     """Deal the window and correct shares, several times.
 
     `limit`: a crew that will not reach it is given up.
     """
-    setup, capacity_WA = view.state.setup, view.state.caches.capacity_WA
+    setup, capacity_WA = context.state.setup, context.state.caches.capacity_WA
     search = replace(search, effort=min(search.effort, EFFORT))
-    best = Trial(np.inf, outlook)
-    outlook = outlook._replace(
-        share_W=outlook.share_W.copy(),
-        weight_PW=outlook.weight_PW.copy(),
-        took_1=np.zeros_like(outlook.took_1),
-        pace_2=np.zeros_like(outlook.pace_2),
+    best = Trial(np.inf, memory)
+    memory = memory._replace(
+        share_W=memory.share_W.copy(),
+        weight_PW=memory.weight_PW.copy(),
+        took_1=np.zeros_like(memory.took_1),
+        pace_2=np.zeros_like(memory.pace_2),
     )
-    rounds, seen = ROUNDS if view.window.step else 2 * ROUNDS, list[float]()
-    moved = _moved(view, outlook)
+    rounds, seen = ROUNDS if context.window.step else 2 * ROUNDS, list[float]()
+    moved = _moved(context, memory)
     for turn in range(rounds):
-        price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
+        price_PAV = prices(setup, weights(memory, search, setup.num_workers))
         if not price_PAV.any():
-            return Trial(0.0, outlook)
-        dealt = build_problem(view, outlook, search, price_PAV, moved)
+            return Trial(0.0, memory)
+        dealt = build_problem(context, memory, search, price_PAV, moved)
         cooler = search.hot * (search.cold / search.hot) ** (turn / rounds)
-        improve(dealt, replace(search, hot=cooler), view.window.step)
+        improve(dealt, replace(search, hot=cooler), context.window.step)
         price_TW = dealt.loads.price_TW.copy()
         for t in range(len(dealt.entries)):
             refit(dealt.uses, dealt.loads, t, REFITS)
         dealt.loads.price_TW[:] = price_TW  # as sweeps found them, not as the last sample paid
         told = forecast_steps(dealt, setup, capacity_WA)
         half = len(told.times) // 2
-        outlook = _again(dealt, outlook)
+        memory = _again(dealt, memory)
         seen.append(mean_step_s(told.times))
         if seen[-1] < best.time_s and (told.rows_TWA[half:] <= capacity_WA).all():
             learnt = ("share_W", "weight_PW", "pace_2")
-            copies = {name: getattr(outlook, name).copy() for name in learnt}
-            best = Trial(seen[-1], outlook._replace(**copies))
+            copies = {name: getattr(memory, name).copy() for name in learnt}
+            best = Trial(seen[-1], memory._replace(**copies))
         if _hopeless(seen, rounds - 1 - turn, limit):
             break
         for t in range(half, len(told.times)):
             samples_W = dealt.loads.load_TW[t].astype(np.int64)
             fits_W = samples_that_fit(told.rows_TWA[t], capacity_WA, samples_W)
-            balance_shares(told.times[t], samples_W, outlook, fits_W)
-            learn_pace(outlook, told.times[t], dealt.reduced[t])
+            balance_shares(told.times[t], samples_W, memory, fits_W)
+            learn_pace(memory, told.times[t], dealt.reduced[t])
     return best
 
 
-def _again(dealt: WindowProblem, outlook: SearchState) -> SearchState:
+def _again(dealt: WindowProblem, memory: SearchState) -> SearchState:
     """An outlook from which the same window is dealt again as it is dealt now."""
-    kept = next_state(dealt, outlook)
+    kept = next_state(dealt, memory)
     ahead_TS = np.concatenate([_now(dealt, kept.ahead_TS), kept.ahead_TS[:-1]])
-    return outlook._replace(ahead_TS=ahead_TS, price_TW=kept.price_TW)
+    return memory._replace(ahead_TS=ahead_TS, price_TW=kept.price_TW)
 
 
 def _now(dealt: WindowProblem, ahead_TS: I32) -> I32:
@@ -188,15 +188,15 @@ def check_ranges(search: SearchOptions, num_workers: int) -> None:
         )
 
 
-def _joined(outlook: SearchState, crew: I64, search: SearchOptions, setup: Setup) -> SearchState:
+def _joined(memory: SearchState, crew: I64, search: SearchOptions, setup: Setup) -> SearchState:
     """An outlook in which only a crew takes part; what is known of the present one stays."""
     range_2W = share_ranges(search, crew, setup.num_workers)
-    if ((outlook.range_2W[1] > 0) == (range_2W[1] > 0)).all():
-        return outlook._replace(share_W=clip_shares(outlook.share_W, range_2W), range_2W=range_2W)
+    if ((memory.range_2W[1] > 0) == (range_2W[1] > 0)).all():
+        return memory._replace(share_W=clip_shares(memory.share_W, range_2W), range_2W=range_2W)
     share_W = np.where(range_2W[1] > 0, first_shares(setup), 0)
-    return outlook._replace(
-        ahead_TS=np.full_like(outlook.ahead_TS, -1),
-        price_TW=np.zeros_like(outlook.price_TW),
+    return memory._replace(
+        ahead_TS=np.full_like(memory.ahead_TS, -1),
+        price_TW=np.zeros_like(memory.price_TW),
         share_W=clip_shares((share_W / share_W.sum()).astype(np.float32), range_2W),
         range_2W=range_2W,
     )
@@ -209,14 +209,14 @@ def is_possible(crew: I64, search: SearchOptions, setup: Setup) -> bool:
     return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 
-def _needed(outlook: SearchState, crew: I64) -> float:
+def _needed(memory: SearchState, crew: I64) -> float:
     """What a crew must promise, of the present one's time.
 
     A large crew takes longer to settle than is tried here, so a change must be worth something;
     but workers that hardly get samples only make the others wait.
     """
-    leaves = 1 - float(outlook.share_W[crew].sum())
-    if len(crew) < int((outlook.range_2W[1] > 0).sum()) and leaves < VESTIGE:
+    leaves = 1 - float(memory.share_W[crew].sum())
+    if len(crew) < int((memory.range_2W[1] > 0).sum()) and leaves < VESTIGE:
         return NO_LOSS
     return BETTER
 
@@ -227,10 +227,10 @@ def least_step_s(crew: I64, batch: int, setup: Setup) -> float:
     return batch / speed + allreduce_seconds(setup.cluster.dense_bytes, setup.cluster, False)
 
 
-def _rivals(view: DispatchContext, search: SearchOptions, present: I64) -> list[I64]:
+def _rivals(context: DispatchContext, search: SearchOptions, present: I64) -> list[I64]:
     """Other crews that may take over, as far as what they compute does not forbid it."""
-    setup, took = view.state.setup, float(view.state.memory.took_1[0]) or np.inf
-    batch = len(view.window.now.batch)
+    setup, took = context.state.setup, float(context.state.memory.took_1[0]) or np.inf
+    batch = len(context.window.now.batch)
     return [
         crew
         for crew in worker_subsets(setup)
@@ -240,33 +240,33 @@ def _rivals(view: DispatchContext, search: SearchOptions, present: I64) -> list[
     ]
 
 
-def choose_first_workers(view: DispatchContext, search: SearchOptions) -> SearchState:
+def choose_first_workers(context: DispatchContext, search: SearchOptions) -> SearchState:
     """The outlook of the crew with which a run begins, its window dealt."""
-    outlook, setup = view.state.memory, view.state.setup
-    joined = _joined(outlook, np.array(search.crew, np.int64), search, setup)
+    memory, setup = context.state.memory, context.state.setup
+    joined = _joined(memory, np.array(search.crew, np.int64), search, setup)
     if not search.changes:
         return joined
-    return _try(view, joined, search).outlook._replace(took_1=outlook.took_1)
+    return _try(context, joined, search).memory._replace(took_1=memory.took_1)
 
 
-def choose_workers_again(view: DispatchContext, search: SearchOptions) -> SearchState:
+def choose_workers_again(context: DispatchContext, search: SearchOptions) -> SearchState:
     """The outlook of the best crew; the present one stays unless another is clearly better."""
-    outlook, setup = view.state.memory, view.state.setup
-    present = np.flatnonzero(outlook.range_2W[1] > 0)
-    best = _joined(outlook, present, search, setup)
-    rivals = _rivals(view, search, present)
+    memory, setup = context.state.memory, context.state.setup
+    present = np.flatnonzero(memory.range_2W[1] > 0)
+    best = _joined(memory, present, search, setup)
+    rivals = _rivals(context, search, present)
     if not rivals:
         return best
-    trial = _try(view, best, search)
-    took = float(outlook.took_1[0]) or np.inf
-    batch, least = len(view.window.now.batch), 1.0
+    trial = _try(context, best, search)
+    took = float(memory.took_1[0]) or np.inf
+    batch, least = len(context.window.now.batch), 1.0
     for crew in rivals:
-        limit = min(took, trial.time_s) * _needed(trial.outlook, crew)
+        limit = min(took, trial.time_s) * _needed(trial.memory, crew)
         if least_step_s(crew, batch, setup) >= limit:
             continue
-        found = _try(view, _joined(outlook, crew, search, setup), search, limit)
-        promise, share = found.time_s / limit, found.outlook.share_W[crew].min()
+        found = _try(context, _joined(memory, crew, search, setup), search, limit)
+        promise, share = found.time_s / limit, found.memory.share_W[crew].min()
         if promise < least and share >= FEWEST / setup.num_workers:
             taken = np.full(1, found.time_s, np.float32)
-            least, best = promise, found.outlook._replace(took_1=taken)
+            least, best = promise, found.memory._replace(took_1=taken)
     return best

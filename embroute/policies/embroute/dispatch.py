@@ -48,65 +48,65 @@ from embroute.policies.embroute.search import (
 TRIED = 300  # effort with which crews are tried before the first step
 
 
-def _excess(view: DispatchContext, worker_S: I32) -> int:
+def _excess(context: DispatchContext, worker_S: I32) -> int:
     """Rows by which a dispatch exceeds the caches, at the worker and arena where it is most."""
-    now, state = view.window.now, view.state
+    now, state = context.window.now, context.state
     offsets = np.ascontiguousarray(now.batch.sample_offsets)
     lookups = Lookups(now.unique_of_lookup, offsets)
-    num_rows, capacity_WA = len(view.rows.rows_U), state.caches.capacity_WA
-    touched = touches(lookups, worker_S, state.setup.num_workers, num_rows, view.everywhere)
-    rows_WA = touched_rows(touched, view.rows.arena_U, capacity_WA.shape)
+    num_rows, capacity_WA = len(context.rows.rows_U), state.caches.capacity_WA
+    touched = touches(lookups, worker_S, state.setup.num_workers, num_rows, context.everywhere)
+    rows_WA = touched_rows(touched, context.rows.arena_U, capacity_WA.shape)
     return int((rows_WA - capacity_WA).max())
 
 
-def _plain(view: DispatchContext, search: SearchOptions, quotas_W: I64) -> Iterator[I32]:
+def _plain(context: DispatchContext, search: SearchOptions, quotas_W: I64) -> Iterator[I32]:
     """Dealings that spread rows more: with the same quotas, then with all workers' alike.
 
     Shares, floors and ceilings that a user names are kept; a crew is not.
     """
     quotas = [quotas_W]
-    if search.free and not view.state.setup.shares:
+    if search.free and not context.state.setup.shares:
         workers = len(quotas_W)
         range_2W = share_ranges(search, np.arange(workers), workers)
         share_W = clip_shares(np.full(workers, 1 / workers, np.float32), range_2W)
-        quotas.append(divide(share_W, len(view.window.now.batch)))
+        quotas.append(divide(share_W, len(context.window.now.batch)))
     for quotas_W in quotas:
-        same = replace(view, quotas_W=quotas_W)
+        same = replace(context, quotas_W=quotas_W)
         yield esd().choose(same).worker_S
         yield block().choose(same).worker_S
 
 
-def _fits(view: DispatchContext, search: SearchOptions, dealt: WindowProblem) -> I32:
+def _fits(context: DispatchContext, search: SearchOptions, dealt: WindowProblem) -> I32:
     """The current batch as it is dealt, unless a cache cannot hold the rows of the step."""
     worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]].copy()
-    if _excess(view, worker_S) <= 0:
+    if _excess(context, worker_S) <= 0:
         return worker_S
-    others = _plain(view, search, dealt.loads.quota_TW[0].astype(np.int64))
-    return min(others, key=lambda dealt_S: max(0, _excess(view, dealt_S)))
+    others = _plain(context, search, dealt.loads.quota_TW[0].astype(np.int64))
+    return min(others, key=lambda dealt_S: max(0, _excess(context, dealt_S)))
 
 
 def search_dispatch(given: SearchOptions) -> Dispatch:
     """Minimise the transfers of all batches of the window, what workers share counted once."""
 
-    def choose(view: DispatchContext) -> Assignment:
-        outlook, setup = view.state.memory, view.state.setup
-        samples = len(view.window.now.batch)
+    def choose(context: DispatchContext) -> Assignment:
+        memory, setup = context.state.memory, context.state.setup
+        samples = len(context.window.now.batch)
         if setup.num_workers == 1 or not samples:
-            return block().choose(view)
-        search = paced(given, outlook, samples)
-        if not view.window.step and search.free:
+            return block().choose(context)
+        search = paced(given, memory, samples)
+        if not context.window.step and search.free:
             check_ranges(search, setup.num_workers)
-        if not view.window.step and search.crew:
-            outlook = choose_first_workers(view, search)
-        elif is_comparison_due(view, search):
-            outlook = choose_workers_again(view, search)
-        price_PAV = prices(setup, weights(outlook, search, setup.num_workers))
+        if not context.window.step and search.crew:
+            memory = choose_first_workers(context, search)
+        elif is_comparison_due(context, search):
+            memory = choose_workers_again(context, search)
+        price_PAV = prices(setup, weights(memory, search, setup.num_workers))
         if not price_PAV.any():
-            return block().choose(view)
-        dealt = build_problem(view, outlook, search, price_PAV)
-        improve(dealt, search, view.window.step)
+            return block().choose(context)
+        dealt = build_problem(context, memory, search, price_PAV)
+        improve(dealt, search, context.window.step)
         enforce_quotas(dealt)
-        return Assignment(_fits(view, search, dealt), next_state(dealt, outlook))
+        return Assignment(_fits(context, search, dealt), next_state(dealt, memory))
 
     ahead, rehearsal = max(1, given.ahead), None
     if given.free and given.changes and not given.crew:

@@ -36,7 +36,7 @@ def _part(part_W: F64, whole_W: F64) -> float:
     return float(part_W.max() / whole_W.max()) if whole_W.any() else 1.0
 
 
-def _weigh(time: StepTime, outlook: SearchState) -> None:
+def _weigh(time: StepTime, memory: SearchState) -> None:
     """Move the weights of seconds towards what they counted in a step.
 
     A step takes as long as the worker whose pulls, compute and pushes take longest. A worker counts
@@ -55,7 +55,7 @@ def _weigh(time: StepTime, outlook: SearchState) -> None:
     if bound_by_shards:
         weight_PW[:] = 0
     shard_W = np.full(len(late_W), float(bound_by_shards))
-    outlook.weight_PW[:] += SHARE_SMOOTHING * (np.vstack([weight_PW, shard_W]) - outlook.weight_PW)
+    memory.weight_PW[:] += SHARE_SMOOTHING * (np.vstack([weight_PW, shard_W]) - memory.weight_PW)
 
 
 def _grown(time: StepTime, samples_W: I64, batch: int) -> CostCurves:
@@ -79,7 +79,7 @@ def samples_that_fit(rows_WA: I64, capacity_WA: I64, samples_W: I64) -> F64:
     return np.where(samples_W > 0, held_W, np.inf)
 
 
-def balance_shares(time: StepTime, samples_W: I64, outlook: SearchState, room_W: F64) -> None:
+def balance_shares(time: StepTime, samples_W: I64, memory: SearchState, room_W: F64) -> None:
     """Move shares and weights towards what would have made a step shorter.
 
     `room_W`: samples whose rows each worker's cache holds.
@@ -87,22 +87,22 @@ def balance_shares(time: StepTime, samples_W: I64, outlook: SearchState, room_W:
     batch = int(samples_W.sum())
     if batch == 0:
         return
-    _weigh(time, outlook)
-    before = float(outlook.took_1[0]) or time.total_s
-    outlook.took_1[0] = before + SHARE_SMOOTHING * (time.total_s - before)
-    if (outlook.range_2W[0] == outlook.range_2W[1]).all():
+    _weigh(time, memory)
+    before = float(memory.took_1[0]) or time.total_s
+    memory.took_1[0] = before + SHARE_SMOOTHING * (time.total_s - before)
+    if (memory.range_2W[0] == memory.range_2W[1]).all():
         return
     grown = _grown(time, samples_W, batch)
-    least_W = np.floor(batch * outlook.range_2W[0]).astype(np.int64)
-    most_W = np.minimum(np.ceil(batch * outlook.range_2W[1]), np.maximum(1, room_W))
-    most_W = np.clip(most_W.astype(np.int64), least_W, batch) * (outlook.range_2W[1] > 0)
+    least_W = np.floor(batch * memory.range_2W[0]).astype(np.int64)
+    most_W = np.minimum(np.ceil(batch * memory.range_2W[1]), np.maximum(1, room_W))
+    most_W = np.clip(most_W.astype(np.int64), least_W, batch) * (memory.range_2W[1] > 0)
     idle_W = (samples_W == 0) & (most_W > 0)
     if idle_W.any():  # nothing is known of them; a sample there is a try
         most_W[idle_W] = np.minimum(most_W[idle_W], 1)
     above_W = solve_quotas(grown, least_W, most_W) - least_W
     if above_W.sum() > 0:
         above_W = above_W * (batch - least_W.sum()) / above_W.sum()  # room can be more than needed
-        outlook.share_W[:] += SPEED * ((least_W + above_W) / batch - outlook.share_W)
+        memory.share_W[:] += SPEED * ((least_W + above_W) / batch - memory.share_W)
 
 
 def clip_shares(share_W: F32, range_2W: F32) -> F32:

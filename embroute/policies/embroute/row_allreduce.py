@@ -75,20 +75,20 @@ def _prices(cluster: Cluster) -> _Prices:
     return _Prices(crossing / shard_rate(cluster), ring_s, relief_s, parted_s, slowest_s)
 
 
-def _everyone(outlook: SearchState) -> bool:
+def _everyone(memory: SearchState) -> bool:
     """Whether step time is minimised, is known, and no worker sits out."""
-    return len(outlook.pace_2) > 0 and outlook.pace_2[SHARD] > 0 and bool(outlook.range_2W[1].all())
+    return len(memory.pace_2) > 0 and memory.pace_2[SHARD] > 0 and bool(memory.range_2W[1].all())
 
 
-def choose_reduced_rows(batch: Indexed, setup: Setup, outlook: SearchState) -> Reduction:
+def choose_reduced_rows(batch: Indexed, setup: Setup, memory: SearchState) -> Reduction:
     """The rows of a batch whose gradients are best all-reduced.
 
     None where shares are given and nobody knows what a sample takes, as in training by default.
     """
     unknown = setup.shares and not setup.cluster.compute_s_per_sample
-    if unknown or setup.num_workers == 1 or not _everyone(outlook):
+    if unknown or setup.num_workers == 1 or not _everyone(memory):
         return NO_REDUCTION
-    shard_s, rest_s = outlook.pace_2.astype(np.float64)
+    shard_s, rest_s = memory.pace_2.astype(np.float64)
     price = _prices(setup.cluster)
     if shard_s <= rest_s and price.ring_s >= price.relief_s:
         return NO_REDUCTION  # nobody waits for the shards, and workers would wait longer
@@ -114,14 +114,14 @@ def choose_reduced_rows(batch: Indexed, setup: Setup, outlook: SearchState) -> R
     return Reduction(hot[:best].astype(np.int32), float(saved[best]), float(added[best]))
 
 
-def learn_pace(outlook: SearchState, time: StepTime, done: Reduction) -> None:
+def learn_pace(memory: SearchState, time: StepTime, done: Reduction) -> None:
     """What a step would have taken at the shards' link and elsewhere, were nothing all-reduced."""
-    if not len(outlook.pace_2):
+    if not len(memory.pace_2):
         return
     rest_s = time.rest_s - done.added_s
     now_2 = np.array([time.shard_s + done.saved_s, max(0.0, rest_s)], np.float32)
-    known = outlook.pace_2[SHARD] > 0
-    outlook.pace_2[:] += (PACE_SMOOTHING if known else 1) * (now_2 - outlook.pace_2)
+    known = memory.pace_2[SHARD] > 0
+    memory.pace_2[:] += (PACE_SMOOTHING if known else 1) * (now_2 - memory.pace_2)
 
 
 @kernel
@@ -135,15 +135,15 @@ def _complete(touches: Touches, need_T: U8, chosen: I32, num_rows: int) -> Bools
     return out_U
 
 
-def _decide(scene: SyncContext, makes: bool) -> Decision:
+def _decide(context: SyncContext, makes: bool) -> Decision:
     """As on demand; the gradients of rows that all workers touch are all-reduced."""
-    decision, chosen = decide_on_demand(scene, makes), scene.everywhere
+    decision, chosen = decide_on_demand(context, makes), context.everywhere
     if not len(chosen):
         return decision
-    reduced_U = np.zeros(len(scene.rows.rows_U), np.bool_)
+    reduced_U = np.zeros(len(context.rows.rows_U), np.bool_)
     reduced_U[chosen] = True
-    reduced_T = reduced_U[scene.touches.unique_T]
-    complete_U = _complete(scene.touches, decision.need_T, chosen, len(reduced_U))
+    reduced_T = reduced_U[context.touches.unique_T]
+    complete_U = _complete(context.touches, decision.need_T, chosen, len(reduced_U))
     home = ~complete_U[decision.return_unique]
     return decision._replace(
         mode_T=np.where(reduced_T, REPLICA, decision.mode_T).astype(np.uint8),

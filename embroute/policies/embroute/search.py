@@ -152,10 +152,10 @@ def prices(setup: Setup, weight_PW: F32) -> F32:
     return price_PAV
 
 
-def weights(outlook: SearchState, search: SearchOptions, num_workers: int) -> F32:
+def weights(memory: SearchState, search: SearchOptions, num_workers: int) -> F32:
     """What a second of each phase counts at each worker."""
-    if len(outlook.weight_PW):
-        weight_PW = outlook.weight_PW.copy()
+    if len(memory.weight_PW):
+        weight_PW = memory.weight_PW.copy()
         weight_PW[:SHARD_LINK] += np.float32(search.least)
         return weight_PW
     weight_PW = np.ones((SHARD_LINK + 1, num_workers), np.float32)
@@ -201,34 +201,34 @@ def _lookups(entries: tuple[Indexed, ...], reduced: tuple[Reduction, ...]) -> tu
     return np.concatenate(node_L).astype(np.int32), np.concatenate(first_S), first_T
 
 
-def _start(entries: tuple[Indexed, ...], outlook: SearchState, quota_TW: I32) -> I32:
+def _start(entries: tuple[Indexed, ...], memory: SearchState, quota_TW: I32) -> I32:
     """Workers chosen in earlier steps; what was never dealt starts in blocks."""
     parts = []
     for t, entry in enumerate(entries):
         worker_S = np.repeat(np.arange(len(quota_TW[t]), dtype=np.int32), quota_TW[t])
-        known = outlook.ahead_TS[t, : len(entry.batch)] if t < len(outlook.ahead_TS) else worker_S
+        known = memory.ahead_TS[t, : len(entry.batch)] if t < len(memory.ahead_TS) else worker_S
         worker_S[: len(known)] = np.where(known >= 0, known, worker_S[: len(known)])
         parts.append(worker_S)
     return np.concatenate(parts)
 
 
-def _quotas(setup: Setup, outlook: SearchState, entries: tuple[Indexed, ...]) -> I32:
+def _quotas(setup: Setup, memory: SearchState, entries: tuple[Indexed, ...]) -> I32:
     """Samples of each worker in each batch."""
-    share_W = outlook.share_W
+    share_W = memory.share_W
     sizes = [len(entry.batch) for entry in entries]
-    if len(share_W) and (outlook.range_2W[0] != outlook.range_2W[1]).any():
+    if len(share_W) and (memory.range_2W[0] != memory.range_2W[1]).any():
         return np.array([divide(share_W, size) for size in sizes], np.int32)
     return np.array([setup.quotas(size) for size in sizes], np.int32)
 
 
-def paced(search: SearchOptions, outlook: SearchState, samples: int) -> SearchOptions:
+def paced(search: SearchOptions, memory: SearchState, samples: int) -> SearchOptions:
     """The search with an effort that keeps up with training: by the model's time, not the clock's.
 
     So it is the same whenever and wherever it is done.
     """
     if not search.paced:
         return search
-    effort = int(PACE * float(outlook.took_1[0]) / samples)
+    effort = int(PACE * float(memory.took_1[0]) / samples)
     return replace(search, effort=min(search.effort, max(LEAST_EFFORT, effort)))
 
 
@@ -254,23 +254,23 @@ def _depth(now: Indexed, search: SearchOptions, setup: Setup) -> int:
     return min(search.ahead, max(1, min(int(batches), room) - 1))
 
 
-def _loads(worker_S: I32, first_T: I64, quota_TW: I32, outlook: SearchState) -> Loads:
+def _loads(worker_S: I32, first_T: I64, quota_TW: I32, memory: SearchState) -> Loads:
     """Samples of each worker as they are dealt, and what places cost so far."""
     count = quota_TW.shape[1]
     spans = itertools.pairwise(first_T)
     load_TW = np.array([np.bincount(worker_S[a:b], minlength=count) for a, b in spans], np.int32)
     price_TW = np.zeros(load_TW.shape, np.float32)
-    known = outlook.price_TW[: len(price_TW)]
+    known = memory.price_TW[: len(price_TW)]
     price_TW[: len(known)] = known
     price_TW[len(known) :] = known[-1]
-    if len(outlook.range_2W):
-        price_TW[:, outlook.range_2W[1] <= 0] = FORBIDDEN
+    if len(memory.range_2W):
+        price_TW[:, memory.range_2W[1] <= 0] = FORBIDDEN
     return Loads(first_T, load_TW, quota_TW, price_TW)
 
 
 def build_problem(
-    view: DispatchContext,
-    outlook: SearchState,
+    context: DispatchContext,
+    memory: SearchState,
     search: SearchOptions,
     price_PAV: F32,
     moved: Callable[[I32, I64], I32] = _stays,
@@ -279,24 +279,24 @@ def build_problem(
 
     `moved`: who would own rows by now, of owners and rows.
     """
-    state, window, setup = view.state, view.window, view.state.setup
+    state, window, setup = context.state, context.window, context.state.setup
     depth = _depth(window.now, search, setup)
     entries = (window.now, *window.ahead[:depth])
     cells = state.caches.cells
-    founds = [view.copies, *(find_copies(cells, entry.rows_U) for entry in entries[1:])]
-    quota_TW = _quotas(setup, outlook, entries)
+    founds = [context.copies, *(find_copies(cells, entry.rows_U) for entry in entries[1:])]
+    quota_TW = _quotas(setup, memory, entries)
     reduced = (
-        NO_REDUCTION._replace(rows=view.everywhere),
-        *(choose_reduced_rows(entry, setup, outlook) for entry in entries[1:]),
+        NO_REDUCTION._replace(rows=context.everywhere),
+        *(choose_reduced_rows(entry, setup, memory) for entry in entries[1:]),
     )
     node_L, first_S, first_T = _lookups(entries, reduced)
     number_N = np.concatenate([found.number_U for found in founds])
-    known_NW, again_N = recall_affinity(outlook.affinity_NW, number_N)
+    known_NW, again_N = recall_affinity(memory.affinity_NW, number_N)
     nodes = _nodes(entries, founds, setup, np.float32(search.tail) * again_N, search.makes)
     nodes = nodes._replace(
         owner_N=moved(nodes.owner_N, np.concatenate([e.rows_U for e in entries]))
     )
-    worker_S = _start(entries, outlook, quota_TW)
+    worker_S = _start(entries, memory, quota_TW)
     uses, kept = collect_uses(nodes, node_L, first_S, worker_S, price_PAV)
     arenas = len(setup.arenas)
     busy = arenas * (USE_KINDS - BUSY_KIND)  # from the end: of the last home
@@ -305,8 +305,8 @@ def build_problem(
     worth_N = np.where(nodes.owner_N >= 0, search.affinity, search.homing) * (again_N > 0)
     worth_N = (unit * worth_N).astype(np.float32)
     add_affinity(uses.linear_SV, known_NW, worth_N, node_L, first_S)
-    loads = _loads(worker_S, first_T, quota_TW, outlook)
-    if not outlook.price_TW.any():
+    loads = _loads(worker_S, first_T, quota_TW, memory)
+    if not memory.price_TW.any():
         initial_prices(uses, loads)
     bases = [entry.base - entries[0].base for entry in entries] + [len(nodes.before_N)]
     first_use_T = np.searchsorted(kept, bases)

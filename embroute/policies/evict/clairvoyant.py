@@ -34,11 +34,11 @@ def _holders(caches: Caches, rows: I64, bucket: I32) -> tuple[I32, I32, I32]:
     return worker[:count].copy(), slot[:count].copy(), goes[:count].copy()
 
 
-def _held(scene: SyncContext, rows: I64, bucket: I32) -> EvictionMoves:
+def _held(context: SyncContext, rows: I64, bucket: I32) -> EvictionMoves:
     """Every copy of the given rows goes to the bucket of its row, touched or not."""
-    caches = scene.state.caches
+    caches = context.state.caches
     worker, slot, goes = _holders(caches, rows, bucket)
-    arena = scene.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64))
+    arena = context.state.setup.arena_of(caches.slot_WCF[worker, slot, ROW].astype(np.int64))
     return EvictionMoves(worker, slot, arena, goes, len(slot))
 
 
@@ -59,16 +59,16 @@ def clairvoyant(lookahead: int = 20) -> Evict:
         soon = [never + 1 + later % cycle for later in farthest_first]
         return np.array([FREE, never, never + 1 + step % cycle, *soon], np.int32)
 
-    def moves(scene: SyncContext, decision: Decision, placement: Placement) -> EvictionMoves:
+    def moves(context: SyncContext, decision: Decision, placement: Placement) -> EvictionMoves:
         """Copies of this step's rows go to their next use; so do those of the batch that enters."""
-        rows, ahead = scene.rows, scene.window.ahead
+        rows, ahead = context.rows, context.window.ahead
         bucket_U = bucket_of(rows.later_U, rows.step)
-        parts = [_held(scene, rows.rows_U, bucket_U)]
+        parts = [_held(context, rows.rows_U, bucket_U)]
         if len(ahead) >= sight:
             entering = ahead[sight - 1]
-            parts.append(_entering(scene, entering.rows_U, entering.before_U))
+            parts.append(_entering(context, entering.rows_U, entering.before_U))
         untouched = sum(len(part.slot) for part in parts)
-        parts.append(touch_moves(scene, placement, bucket_U[scene.touches.unique_T]))
+        parts.append(touch_moves(context, placement, bucket_U[context.touches.unique_T]))
         return EvictionMoves(
             np.concatenate([part.worker for part in parts]),
             np.concatenate([part.slot for part in parts]),
@@ -77,11 +77,11 @@ def clairvoyant(lookahead: int = 20) -> Evict:
             untouched,
         )
 
-    def _entering(scene: SyncContext, rows_U: I64, before_U: I32) -> EvictionMoves:
+    def _entering(context: SyncContext, rows_U: I64, before_U: I32) -> EvictionMoves:
         """Copies whose next use just came into sight."""
-        step = scene.rows.step
+        step = context.rows.step
         unseen = rows_U[before_U < step]
         bucket = np.full(len(unseen), never + 1 + (step + sight) % cycle, np.int32)
-        return _held(scene, unseen, bucket)
+        return _held(context, unseen, bucket)
 
     return Evict("clairvoyant", never + 1 + cycle, order, moves, lookahead=sight)

@@ -96,10 +96,10 @@ def bounded(bound: int) -> Sync:
         seen_UW = _readable(state.caches, found.copies_UW, rows.rows_U, bound)
         return found._replace(copies_UW=seen_UW, only_U=sole_holders(seen_UW))
 
-    def decide(scene: SyncContext) -> Decision:
-        caches, touches = scene.state.caches, scene.touches
-        need_T = _needs(caches, touches, scene.copies_UW, scene.rows.rows_U, bound)
-        home = (need_T == STALE) & ((scene.cell_T & DIRTY) != 0)
+    def decide(context: SyncContext) -> Decision:
+        caches, touches = context.state.caches, context.touches
+        need_T = _needs(caches, touches, context.copies_UW, context.rows.rows_U, bound)
+        home = (need_T == STALE) & ((context.cell_T & DIRTY) != 0)
         pairs = (touches.worker_T[home], touches.unique_T[home])
         decision = make_decision(need_T, np.full(len(need_T), LOCAL, np.uint8), home=pairs)
         return decision._replace(record=DELTA)

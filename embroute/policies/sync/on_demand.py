@@ -61,17 +61,17 @@ def _make_new(need_T: U8, touches: Touches, number_U: I32) -> None:
             need_T[t] = NEW
 
 
-def decide_on_demand(scene: SyncContext, makes: bool = False) -> Decision:
+def decide_on_demand(context: SyncContext, makes: bool = False) -> Decision:
     """Sole touchers keep their update; rows touched by several go through the shard.
 
     `makes`: rows that nobody has trained yet are not pulled, where the seed says what they are.
     """
-    need_T = classify_needs(scene.cell_T, FRESH)
-    if makes and scene.state.setup.seeded:
-        _make_new(need_T, scene.touches, scene.copies.number_U)
-    mode_T = touch_modes(scene.touches)
+    need_T = classify_needs(context.cell_T, FRESH)
+    if makes and context.state.setup.seeded:
+        _make_new(need_T, context.touches, context.copies.number_U)
+    mode_T = touch_modes(context.touches)
     push_T = np.where(mode_T == SHARED, GRADIENT, NOTHING).astype(np.uint8)
-    home = coming_home(scene.touches, scene.copies_UW, scene.copies.only_U)
+    home = coming_home(context.touches, context.copies_UW, context.copies.only_U)
     return make_decision(need_T, mode_T, push_T, home)
 
 
@@ -93,10 +93,10 @@ def until_last_use(lookahead: int) -> Sync:
     Reconstruction: copies move through the shards; BagPipe's trainers exchange them directly.
     """
 
-    def decide(scene: SyncContext) -> Decision:
-        decision = decide_on_demand(scene)
+    def decide(context: SyncContext) -> Decision:
+        decision = decide_on_demand(context)
         # Another part of the policy may look further ahead.
-        last_T = scene.rows.later_U[scene.touches.unique_T] > scene.rows.step + lookahead
+        last_T = context.rows.later_U[context.touches.unique_T] > context.rows.step + lookahead
         alone_T = decision.mode_T == EXCLUSIVE
         # A copy pulled for this step alone needs no optimizer state: the shard applies it.
         single_T = last_T & alone_T & (decision.need_T == MISS)

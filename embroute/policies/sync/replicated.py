@@ -63,17 +63,17 @@ def _unpushed(window: Window, state: State) -> ExtraRows:
     return ExtraRows(rest, np.empty(0, np.int32))
 
 
-def _keepers(scene: SyncContext) -> tuple[I32, I32]:
+def _keepers(context: SyncContext) -> tuple[I32, I32]:
     """Dirty copies of the step's rows: the keepers of replicas."""
-    unique, worker = np.nonzero(scene.copies_UW & DIRTY)
+    unique, worker = np.nonzero(context.copies_UW & DIRTY)
     return worker.astype(np.int32), unique.astype(np.int32)
 
 
-def _decide_hot(scene: SyncContext) -> Decision:
+def _decide_hot(context: SyncContext) -> Decision:
     """Rows of the batch are updated by all-reduce, added rows are only brought up to date."""
-    touches = scene.touches
-    need_T = classify_needs(scene.cell_T, FRESH)
-    added_T = touches.unique_T >= len(scene.window.now.rows_U)
+    touches = context.touches
+    need_T = classify_needs(context.cell_T, FRESH)
+    added_T = touches.unique_T >= len(context.window.now.rows_U)
     return make_decision(need_T, np.where(added_T, FILL, REPLICA).astype(np.uint8))
 
 
@@ -99,12 +99,12 @@ def swapped() -> Sync:
         hot_next = bool(window.ahead) and window.ahead[0].batch.hot
         return replace(swap(window, state), hot_next=hot_next and not window.now.batch.hot)
 
-    def decide(scene: SyncContext) -> Decision:
-        if scene.window.now.batch.hot:
-            return _decide_hot(scene)
-        decision = decide_write_through(scene)
-        added_T = scene.touches.unique_T >= len(scene.window.now.rows_U)
-        worker, unique = _keepers(scene)
+    def decide(context: SyncContext) -> Decision:
+        if context.window.now.batch.hot:
+            return _decide_hot(context)
+        decision = decide_write_through(context)
+        added_T = context.touches.unique_T >= len(context.window.now.rows_U)
+        worker, unique = _keepers(context)
         return decision._replace(
             mode_T=np.where(added_T, FILL, decision.mode_T).astype(np.uint8),
             push_T=np.where(added_T, NOTHING, decision.push_T).astype(np.uint8),
@@ -125,10 +125,10 @@ def always_replicated() -> Sync:
     def extra(window: Window, state: State) -> ExtraRows:
         return no_extra(window, state) if state.filled else _fill(window, state)
 
-    def decide(scene: SyncContext) -> Decision:
-        touches, looked_up = scene.touches, len(scene.window.now.rows_U)
-        need_T = classify_needs(scene.cell_T, FRESH)
-        cold_T = ~scene.state.hot_R[scene.rows.rows_U[touches.unique_T]]
+    def decide(context: SyncContext) -> Decision:
+        touches, looked_up = context.touches, len(context.window.now.rows_U)
+        need_T = classify_needs(context.cell_T, FRESH)
+        cold_T = ~context.state.hot_R[context.rows.rows_U[touches.unique_T]]
         mode_T = np.where(touches.unique_T >= looked_up, FILL, REPLICA)
         mode_T = np.where(cold_T, SHARED, mode_T).astype(np.uint8)
         push_T = np.where(cold_T, GRADIENT, NOTHING).astype(np.uint8)

@@ -10,9 +10,9 @@ from embroute.planner.kernels.transfers import Decision
 from embroute.policies.sync.decision import make_decision, touch_modes
 
 
-def decide_shared_memory(scene: SyncContext) -> Decision:
+def decide_shared_memory(context: SyncContext) -> Decision:
     """Sole touchers update a row on the spot; its shard adds up the gradients of several."""
-    mode_T = touch_modes(scene.touches)
+    mode_T = touch_modes(context.touches)
     push_T = np.where(mode_T == SHARED, np.uint8(GRADIENT), np.uint8(NOTHING))
     return make_decision(np.full(len(mode_T), HIT, np.uint8), mode_T, push_T)
 

@@ -11,11 +11,11 @@ from embroute.planner.kernels.transfers import Decision
 from embroute.policies.sync.decision import make_decision, touch_modes
 
 
-def decide_write_through(scene: SyncContext) -> Decision:
+def decide_write_through(context: SyncContext) -> Decision:
     """Push every gradient; a sole toucher applies it as well and keeps a fresh copy."""
-    need_T = classify_needs(scene.cell_T, FRESH)
+    need_T = classify_needs(context.cell_T, FRESH)
     push_T = np.full(len(need_T), GRADIENT, np.uint8)
-    return make_decision(need_T, touch_modes(scene.touches), push_T)
+    return make_decision(need_T, touch_modes(context.touches), push_T)
 
 
 def write_through() -> Sync:
@@ -23,9 +23,9 @@ def write_through() -> Sync:
     return Sync("write-through", decide_write_through)
 
 
-def decide_uncached(scene: SyncContext) -> Decision:
+def decide_uncached(context: SyncContext) -> Decision:
     """Pull every row, push every gradient, keep nothing."""
-    need_T = classify_needs(scene.cell_T, FRESH)
+    need_T = classify_needs(context.cell_T, FRESH)
     push_T = np.full(len(need_T), GRADIENT, np.uint8)
     decision = make_decision(need_T, np.full(len(need_T), SHARED, np.uint8), push_T)
     return decision._replace(drop_T=np.ones(len(need_T), np.uint8))
