@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -207,3 +208,23 @@ def test_planner_and_simulator_do_not_import_torch() -> None:
 def test_architecture_names_every_module() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text().replace("\n", " ")
     assert not [name(path) for path in MODULES if f"{path.name} " not in text]
+
+
+def members(path: Path) -> set[str]:
+    """Functions, classes and methods of a module, dotted."""
+    names = set()
+    for node in TREES[path].body:
+        if isinstance(node, ast.ClassDef | Function):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, Function)}
+    return names
+
+
+def test_every_function_on_the_way_of_a_sample_exists_and_is_named_once() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    way = text.split("## The way of one sample")[1].split("\n## ")[0]
+    named = Counter(re.findall(r"`([a-z_]+\.[A-Za-z_][A-Za-z_.]*)`", way))
+    known = {f"{path.stem}.{member}" for path in MODULES for member in members(path)}
+    assert len(named) > 30
+    assert not {name for name, count in named.items() if name not in known or count > 1}
