@@ -23,7 +23,7 @@ from embroute.data.batch import Batch
 from embroute.engine.control import ControlMessage
 from embroute.engine.shard import Shard
 from embroute.kernels.rows import Floats, Hyper, gather, sgd
-from embroute.models.samples import Samples
+from embroute.models.layers import Samples
 
 Result = dict[str, object]
 

@@ -34,8 +34,7 @@ from embroute.config.cluster import Cluster, star_cluster
 from embroute.data.batch import ArraySource, Batch, Source
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.stream import batches
-from embroute.models.layers import FieldEmbeddings
-from embroute.models.samples import Samples
+from embroute.models.layers import FieldEmbeddings, Samples
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.simulate.simulation import Workload, choose_workers, measure

@@ -21,8 +21,8 @@ from embroute.data.synthetic.generator import SyntheticSource
 from embroute.data.synthetic.presets import LOG_PRESETS
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
+from embroute.models.layers import Samples
 from embroute.models.registry import ModelOptions, make_model
-from embroute.models.samples import Samples
 from embroute.nn.prepare import prepare
 from embroute.train.loop import evaluate
 

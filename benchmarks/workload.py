@@ -18,8 +18,8 @@ from embroute.data.stream import batches
 from embroute.data.synthetic.generator import LOG_PRESETS, SyntheticSource
 from embroute.data.synthetic.presets import FieldLaw
 from embroute.data.synthetic.sampling import ITEM, USER
+from embroute.models.layers import Samples
 from embroute.models.registry import ModelOptions, make_model
-from embroute.models.samples import Samples
 
 NUM_ROWS, NUM_TABLES, DIM, LR = 1_000_000, 26, 32, 0.05
 HIDDEN = (256, 128)

@@ -15,7 +15,7 @@ import torch
 from embroute.data.batch import Batch
 from embroute.data.schema import Schema
 from embroute.kernels.array_types import F32, I64
-from embroute.models.samples import Samples
+from embroute.models.layers import Samples
 
 
 @dataclass(frozen=True)

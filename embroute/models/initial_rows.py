@@ -1,4 +1,4 @@
-"""Initial values of embedding rows, the same whoever makes them, one by one or many."""
+"""Initial values of embedding rows: a function of seed, table and row number alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from embroute.kernels.rows import init_rows
 from embroute.models.layers import FieldEmbeddings
 
 BLOCK_ROWS = 1 << 16  # filled at a time
-# The expected norm of a row. At widths of 64 to 128 an entry then has the standard deviation of
-# 0.01 common for click models; norms near 1 would start FM's and DLRM's many pairs far from 0.
+# The expected norm of a row. At widths of 64 to 128 an entry then has a standard deviation of about
+# 0.01, as is common for click models. With norms near 1, the many pair products of FM and DLRM
+# would start far from 0.
 NORM = 0.1
 
 
 def initial_rows(seed: int, table_N: I64, id_N: I64, width: int) -> F64:
     """Rows by table and number in it: nearly normal, with standard deviation NORM / sqrt(width).
 
-    A row depends on seed, table and number alone, a narrower one is the beginning of a wider one
-    but for that factor.
+    So every rank computes the same bits, for one row or many. Apart from the factor, a narrow row
+    is the beginning of a wide row.
     """
     out = np.empty((len(id_N), width))
     init_rows(seed, table_N, id_N, float(NORM / np.sqrt(width)), out)

@@ -1,16 +1,34 @@
-"""Layers of the built-in models: embedding tables by field, MLPs, projections."""
+"""What the built-in models are made of: samples, embedding tables by field, MLPs, projections."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from embroute.data.schema import Schema
-from embroute.models.samples import Samples
 
 MODES = ("sum", "mean")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a (micro-)batch as tensors; N samples, F fields, D dense columns, L look-ups.
+
+    `label` is empty where the data has no label. `ids` are ids within their tables, or PADDING;
+    on routed models `ids` is empty, because the routed layers read the rows.
+    """
+
+    dense: Tensor  # (N, D)
+    label: Tensor  # (N,)
+    ids: Tensor  # (L,) int64, sample-major, then field
+    offsets: Tensor  # (N*F+1,) int64; sample s, field f: ids[offsets[s*F+f] : offsets[s*F+f+1]]
+    num_fields: int
+
+    def __len__(self) -> int:
+        return len(self.dense)
 
 
 class FieldEmbeddings(nn.Module):
@@ -33,8 +51,8 @@ class FieldEmbeddings(nn.Module):
             raise ValueError(f"{len(widths)} widths for {len(schema.tables)} tables")
         self.schema, self.widths, self.mode = schema, tuple(widths), mode
         self.field_widths = tuple(self.widths[field.table] for field in schema.fields)
-        # Given values draw nothing from torch's generator: layers built later are initialised
-        # alike whatever the tables' size and device.
+        # from_pretrained draws nothing from torch's generator. So the dense layers, built later,
+        # get the same initial values for any size and device of the tables.
         self.tables = nn.ModuleList(
             nn.EmbeddingBag.from_pretrained(
                 torch.zeros(table.num_rows, width, device=device),
@@ -61,7 +79,9 @@ class FieldEmbeddings(nn.Module):
 
 
 def bags_by_field(samples: Samples) -> list[tuple[Tensor, Tensor]]:
-    """For each field its ids without padding, and where each sample's begin, and their end."""
+    """For each field: its ids without padding, and the N+1 offsets of its samples' bags."""
+    # Look-ups are sample-major. A stable sort by field makes them field-major and keeps the order
+    # of samples within a field.
     real = samples.ids >= 0
     num_before = torch.cat([real.new_zeros(1, dtype=torch.int64), real.cumsum(0)])
     lengths = num_before[samples.offsets].diff()
@@ -75,7 +95,7 @@ def bags_by_field(samples: Samples) -> list[tuple[Tensor, Tensor]]:
 
 
 def mlp(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
-    """Linear layers, each with a ReLU; nothing if `hidden` is empty."""
+    """Linear layers, each with a ReLU; no layer if `hidden` is empty."""
     layers = nn.Sequential()
     for width_in, width_out in zip((inputs, *hidden), hidden, strict=False):
         layers.extend([nn.Linear(width_in, width_out), nn.ReLU()])
@@ -83,12 +103,12 @@ def mlp(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
 
 
 def last_width(inputs: int, hidden: Sequence[int]) -> int:
-    """Width of what `mlp(inputs, hidden)` returns."""
+    """Width of the output of `mlp(inputs, hidden)`."""
     return (inputs, *hidden)[-1]
 
 
 def projections(widths: Sequence[int]) -> nn.ModuleList:
-    """For each width a bias-free map to the largest, where it differs."""
+    """For each width a bias-free map to the largest width; the identity where they are equal."""
     widest = max(widths)
     return nn.ModuleList(
         nn.Identity() if width == widest else nn.Linear(width, widest, bias=False)
@@ -97,7 +117,7 @@ def projections(widths: Sequence[int]) -> nn.ModuleList:
 
 
 class EqualVectors(nn.Module):
-    """Vectors of all fields at the largest width, and what a record holds beside its vector.
+    """Vectors of all fields at the largest width, and the extra columns of their records.
 
     The last `extra` columns of a record are not part of the vector.
     """

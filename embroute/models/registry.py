@@ -1,43 +1,35 @@
-"""Every model by name."""
+"""Every built-in model by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from embroute.data.schema import Schema
-from embroute.models.dcn import DeepCross
-from embroute.models.deepfm import DeepFM
-from embroute.models.dlrm import DLRM
+from embroute.models.click_models import DLRM, NCF, DeepCross, DeepFM, WideDeep, WideDeepHet
 from embroute.models.initial_rows import fill
 from embroute.models.layers import FieldEmbeddings
-from embroute.models.ncf import NCF
-from embroute.models.wide_deep import WideDeep, WideDeepHet
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a user may choose of a model beside its name and widths.
+    """The options of a model beside its name and widths.
 
-    `mode` pools bags: "sum" or "mean". `fields` names NCF's user and item field. Tables on the
-    device "meta" hold no rows; on any other they start with their initial values.
+    `mode` pools bags: "sum" or "mean". Tables on the device "meta" hold no rows; on any other
+    device they start with their initial values.
     """
 
     hidden: tuple[int, ...] = (256, 128)
-    cross_layers: int = 3
     mode: str = "sum"
     seed: int = 0
     table_device: str | None = None
-    fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.hidden, default=1) < 1:
             raise ValueError(f"hidden widths must be at least 1, got {self.hidden}")
-        if self.cross_layers < 0:
-            raise ValueError(f"cross_layers must be at least 0, got {self.cross_layers}")
 
 
 @dataclass(frozen=True)
@@ -46,16 +38,16 @@ class ModelEntry:
 
     embeddings: int
     weights: int
-    build: Callable[[FieldEmbeddings, ModelOptions], nn.Module]
+    build: Callable[[FieldEmbeddings, Sequence[int]], nn.Module]
 
 
 MODELS: Mapping[str, ModelEntry] = {
-    "wide-deep": ModelEntry(1, 1, lambda tables, o: WideDeep(tables, o.hidden)),
-    "deepfm": ModelEntry(1, 1, lambda tables, o: DeepFM(tables, o.hidden)),
-    "dcn": ModelEntry(1, 0, lambda tables, o: DeepCross(tables, o.hidden, o.cross_layers)),
-    "dlrm": ModelEntry(1, 0, lambda tables, o: DLRM(tables, o.hidden)),
-    "ncf": ModelEntry(2, 0, lambda tables, o: NCF(tables, o.hidden, o.fields)),
-    "wide-deep-het": ModelEntry(1, 0, lambda tables, o: WideDeepHet(tables, o.hidden)),
+    "wide-deep": ModelEntry(1, 1, WideDeep),
+    "deepfm": ModelEntry(1, 1, DeepFM),
+    "dcn": ModelEntry(1, 0, DeepCross),
+    "dlrm": ModelEntry(1, 0, DLRM),
+    "ncf": ModelEntry(2, 0, NCF),
+    "wide-deep-het": ModelEntry(1, 0, WideDeepHet),
 }
 
 
@@ -85,4 +77,4 @@ def make_model(
     with torch.random.fork_rng(devices=[]):
         # Unlike torch.manual_seed this leaves the generators of other devices alone.
         torch.default_generator.manual_seed(options.seed)
-        return MODELS[name].build(embeddings, options)
+        return MODELS[name].build(embeddings, options.hidden)

@@ -17,7 +17,7 @@ from embroute.data.schema import Schema
 from embroute.engine.batches import LookupCall
 from embroute.kernels.array_types import I32, I64
 from embroute.kernels.rows import Bags, Floats, pool, spread_gradients
-from embroute.models.samples import Samples
+from embroute.models.layers import Samples
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from embroute.engine.observe.gather import gather_from_workers
 from embroute.engine.optim import RowWiseAdagrad
 from embroute.kernels.array_types import F32
 from embroute.launch.rank import RankContext
+from embroute.models.layers import Samples
 from embroute.models.registry import ModelOptions, make_model
-from embroute.models.samples import Samples
 from embroute.nn.module_surgery import field_embeddings
 from embroute.nn.prepare import prepare
 from embroute.nn.prepared import Prepared
