@@ -25,7 +25,7 @@ from tests.workloads import long_workload
 def contents(state: State) -> dict[str, Any]:
     """Whatever a state holds, found by its declaration."""
     found: dict[str, Any] = {one.name: getattr(state, one.name) for one in fields(state)}
-    [found.update(found.pop(part)._asdict()) for part in ("caches", "cells", "order", "outlook")]
+    [found.update(found.pop(part)._asdict()) for part in ("caches", "cells", "eviction", "memory")]
     return found
 
 
