@@ -366,5 +366,6 @@ def test_inspect(tmp_path: Path) -> None:
 
 def test_other_commands_import_neither_torch_nor_xxhash() -> None:
     unseen = "not {'torch', 'xxhash'}.isdisjoint(sys.modules)"
-    code = f"import sys, embroute.cli.main; sys.exit({unseen})"
+    load = "[embroute.cli.main.load_command(name) for name, *_ in embroute.cli.main.COMMANDS]"
+    code = f"import sys, embroute.cli.main; {load}; sys.exit({unseen})"
     subprocess.run([sys.executable, "-c", code], check=True)

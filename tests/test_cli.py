@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute.cli.main import cli
+from embroute.cli.main import COMMANDS as MAIN_COMMANDS
+from embroute.cli.main import cli, load_command
 from embroute.cli.train import OPTIONS as TRAIN_OPTIONS
 from embroute.data.open import built_in_names, open_source
 from embroute.data.synthetic.generator import Knobs
@@ -92,7 +93,8 @@ OPTIONS = {
 
 
 def walk(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    for name, listed in group.commands.items():
+        command = load_command(name) if group is cli else listed
         yield f"{path}{name}", command
         if isinstance(command, click.Group):
             yield from walk(command, f"{path}{name} ")
@@ -135,6 +137,11 @@ def test_short_help() -> None:
     result = CliRunner().invoke(cli, ["-h"])
     assert result.exit_code == 0
     assert all(re.search(rf"^  {name} ", result.output, re.MULTILINE) for name in cli.commands)
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, _, text in MAIN_COMMANDS])
+def test_listed_help_is_the_first_sentence_of_the_command(name: str, text: str) -> None:
+    assert load_command(name).get_short_help_str(1000) == text
 
 
 def test_help_of_compare_names_every_policy() -> None:

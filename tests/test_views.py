@@ -193,7 +193,8 @@ def test_metrics_of_another_version_are_refused(runs: list[Path], tmp_path: Path
 
 
 def test_bokeh_is_imported_only_for_reports() -> None:
-    code = "import sys, embroute.cli.main; sys.exit('bokeh' in sys.modules)"
+    load = "[embroute.cli.main.load_command(name) for name, *_ in embroute.cli.main.COMMANDS]"
+    code = f"import sys, embroute.cli.main; {load}; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -3,38 +3,78 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import NoReturn
 
 import click
 
 import embroute
-from embroute.cli.advise import advise_command
-from embroute.cli.checkpoint import checkpoint_group
-from embroute.cli.compare import compare_command
-from embroute.cli.data import data_group
-from embroute.cli.predict import predict_command
-from embroute.cli.report import report_command
-from embroute.cli.run import run_command
-from embroute.cli.simulate import simulate_command
-from embroute.cli.train import train_command
 from embroute.config.spec import one_line
 
+# Each command, the object that its module `embroute.cli.NAME` calls it, and its help in short.
+COMMANDS = (
+    ("advise", "advise_command", "Recommend a policy, a batch, a cache and which workers to use."),
+    ("checkpoint", "checkpoint_group", "Look into checkpoints, and take tables out of them."),
+    ("compare", "compare_command", "Price policies on your data and network, without training."),
+    ("data", "data_group", "Look at data sets."),
+    (
+        "predict",
+        "predict_command",
+        "Score samples with the newest checkpoint of RUN, a folder that `embroute train` made.",
+    ),
+    (
+        "report",
+        "report_command",
+        "Compare finished runs: their folders, as `embroute train --out` made them.",
+    ),
+    (
+        "run",
+        "run_command",
+        "Run SCRIPT as a coordinator, shards and workers, each a process of this machine.",
+    ),
+    (
+        "simulate",
+        "simulate_command",
+        "Simulate one policy and write a line per step, warm-up included.",
+    ),
+    (
+        "train",
+        "train_command",
+        "Train a model on this machine: a coordinator, shards and workers, each a process.",
+    ),
+)
+_HOMES = {name: (f"embroute.cli.{name}", attribute) for name, attribute, _ in COMMANDS}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+def load_command(name: str) -> click.Command:
+    """The command of this name, imported now."""
+    module, attribute = _HOMES[name]
+    command: click.Command = getattr(import_module(module), attribute)
+    return command
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command when it runs: numba and polars take seconds to load.
+
+    The group lists commands with names and help only, so help and completion import nothing.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The real command in place of the listed one."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if command is None else load_command(str(command.name)), rest
+
+
+@click.group(
+    cls=_LazyGroup,
+    commands=[click.Command(name, help=text) for name, _, text in COMMANDS],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(embroute.__version__, prog_name="embroute")
 def cli() -> None:
     """Route samples to embeddings, not embeddings to samples."""
-
-
-cli.add_command(advise_command)
-cli.add_command(checkpoint_group)
-cli.add_command(compare_command)
-cli.add_command(data_group)
-cli.add_command(predict_command)
-cli.add_command(report_command)
-cli.add_command(run_command)
-cli.add_command(simulate_command)
-cli.add_command(train_command)
 
 
 def main() -> None:
