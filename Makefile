@@ -10,7 +10,7 @@ setup: $(READY)  ## create .venv with everything the project needs
 $(READY): pyproject.toml
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable ".[train,dev]"
+	$(BIN)/pip install --quiet --editable ".[train,report,dev]"
 	touch $@
 
 DEMO := --workers 4 --steps 600 --batch 256 --checkpoint-every 300

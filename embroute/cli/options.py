@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -186,6 +187,20 @@ def output_file(option: str, path: Path) -> Path:
     if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise ValueError(f"{option} {path}: it cannot be written to")
     return path
+
+
+def report_file(option: str, path: Path) -> Path:
+    """A file that a report can be written to later, checked before the work starts."""
+    require_bokeh(option)
+    return output_file(option, path)
+
+
+def require_bokeh(wanted_by: str) -> None:
+    """Refuse a report where its optional dependency is missing."""
+    if find_spec("bokeh") is None:
+        raise ValueError(
+            f"{wanted_by} needs bokeh, which is not installed: pip install embroute[report]"
+        )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from embroute.cli.options import naming_output, output_file
+from embroute.cli.options import naming_output, output_file, report_file
 from embroute.config.spec import parse_size
 from embroute.simulate.comparison import PolicyResult, to_json
 from embroute.simulate.recorder import ReportData
@@ -145,9 +145,10 @@ class Outputs:
 
     def check(self) -> None:
         """Refuse now what could not be written later."""
-        for option, path in (("--json", self.json_path), ("--report", self.report)):
-            if path is not None:
-                output_file(option, path)
+        if self.json_path is not None:
+            output_file("--json", self.json_path)
+        if self.report is not None:
+            report_file("--report", self.report)
         if self.tradeoffs and self.report is None:
             raise ValueError("--tradeoffs: these are panels of a report; name one with --report")
         for cache in self.caches:

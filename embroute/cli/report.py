@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from embroute.cli.options import naming_output, output_file
+from embroute.cli.options import naming_output, report_file, require_bokeh
 from embroute.report.run_summary import read_summary, runs_table
 
 
@@ -20,6 +20,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 def write_report(page: Path, runs: Sequence[Path]) -> None:
     """Write the report of finished runs as one HTML file."""
+    require_bokeh(page.name)
     from embroute.report.run_folder import read_history
     from embroute.report.runs_page import runs_page
 
@@ -38,7 +39,7 @@ def write_report(page: Path, runs: Sequence[Path]) -> None:
 def report_command(runs: tuple[Path, ...], page: Path | None) -> None:
     """Compare finished runs: their folders, as `embroute train --out` made them."""
     if page is not None:
-        output_file("--html", page)
+        report_file("--html", page)
     summaries = [read_summary(run) for run in runs]
     Console().print(runs_table(dict(zip(_names(runs), summaries, strict=True))))
     if page is not None:
