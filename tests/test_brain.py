@@ -40,8 +40,8 @@ def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> Non
             again = plan_step(policy, window, loaded)
             np.testing.assert_array_equal(plan.worker_S, again.worker_S)
             np.testing.assert_array_equal(plan.placement.slot_T, again.placement.slot_T)
-            advance(loaded, again)
-        advance(state, plan)
+            advance(policy, loaded, again)
+        advance(policy, state, plan)
         if step == 19:
             save_planner(tmp_path, state, {"epoch": 3, "of": None})
             assert load_planner(tmp_path, loaded) == {"epoch": 3, "of": None}
@@ -68,7 +68,7 @@ def test_rows_trained_before_are_not_made_again_elsewhere(tmp_path: Path) -> Non
     for _, window in zip(range(5), workload.windows(policy, state), strict=False):
         plan = plan_step(policy, window, state)
         trained.update(plan.rows.rows_U.tolist())
-        advance(state, plan)
+        advance(policy, state, plan)
     save_planner(tmp_path, state, {})
     load_trained(tmp_path, elsewhere)
     assert set(np.flatnonzero(elsewhere.caches.cells.number_R).tolist()) == trained

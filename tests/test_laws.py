@@ -232,7 +232,7 @@ def test_planning_changes_nothing_and_repeats(name: str, workload: Workload) -> 
         before = snapshot(one)
         plan = plan_step(policy, window, one)
         same(before, snapshot(one))
-        advance(one, plan)
+        advance(policy, one, plan)
         same(arrays(plan), arrays(next(replayed).plan))
     assert next(replayed, None) is None
     same(snapshot(one), snapshot(other))
@@ -245,7 +245,7 @@ def test_a_step_planned_twice_is_the_same_plan(name: str) -> None:
     for _, window in zip(range(20), workload.windows(policy, state), strict=False):
         plan = plan_step(policy, window, state)
         same(arrays(plan), arrays(plan_step(policy, window, state)))
-        advance(state, plan)
+        advance(policy, state, plan)
 
 
 # Policies whose dispatch does not look at caches: what a step needs is the same in every run.

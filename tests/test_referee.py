@@ -172,7 +172,7 @@ def disturbed(policy: Policy, mutate: Mutation, law: str) -> None:
                 checked(bad, state, policy)
         broken = broken or bad is not None
         referee.watch(bad or plan)
-        advance(state, plan)
+        advance(policy, state, plan)
         if broken:
             referee.drained(drain_transfers(state, policy.sync.record))
 

@@ -45,12 +45,6 @@ LEVEL = {room: level for level, room in enumerate(ROOMS)}
 # The product's claim: what is simulated is what is trained. So neither knows the other.
 STRANGERS = {"simulate": {"transport", "launch", "engine", "checkpoint", "nn", "train"}}
 WITHOUT_TORCH = {"kernels", "config", "data", "cost", "planner", "policies", "simulate"}
-# The planner learns for Herald and for embroute itself.
-EXCEPTIONS = {
-    ("planner.decide", "policies.dispatch.herald"),
-    ("planner.decide", "policies.embroute.quotas"),
-    ("planner.decide", "policies.embroute.row_allreduce"),
-}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -172,15 +166,11 @@ def test_imports_between_rooms_point_one_way() -> None:
         for imported in modules
         if LEVEL[room(imported)] > LEVEL[room(importer)]
     }
-    assert backward == EXCEPTIONS
+    assert not backward
 
 
 def test_imports_inside_a_room_have_no_cycle() -> None:
-    graph = {
-        importer: {imported for imported in modules if (importer, imported) not in EXCEPTIONS}
-        for importer, modules in IMPORTS.items()
-    }
-    assert list(TopologicalSorter(graph).static_order())
+    assert list(TopologicalSorter(IMPORTS).static_order())
 
 
 def test_simulator_and_engine_never_import_each_other() -> None:

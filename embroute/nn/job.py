@@ -34,7 +34,7 @@ from embroute.nn.module_surgery import field_embeddings, find_layers, replace_fi
 from embroute.nn.settings import Settings, cache_size
 from embroute.nn.tensor_batches import TensorAdapter
 from embroute.planner.interfaces import Policy
-from embroute.planner.plan_stream import check_hosts
+from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DEFAULT_POLICY, policy_of
 from embroute.transport.job_store import (
@@ -123,12 +123,12 @@ def describe_job(
         cluster,
         widths,
         optimizer=rows.name,
-        cache=policy.room(cache_size(settings)),
+        cache=row_store_of(policy).cache_size(policy, cache_size(settings)),
         shares=settings.get("quotas", ()) or _known_shares(policy, cluster),
         seed=settings.get("seed", 0),
         seeded="tables" not in settings and all(weight.is_meta for weight in weights),
     )
-    check_hosts(policy, cluster)
+    row_store_of(policy).check_hosts(policy, cluster)
     if policy.sync.shared_memory and settings.get("debug") == "versions":
         raise ValueError(f"debug='versions': with policy {policy.name} no row travels with one")
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embroute.config.spec import Size
 from embroute.data.batch import Batch
 from embroute.data.window import Window
 from embroute.kernels.array_types import I32, I64, U8
@@ -17,6 +16,7 @@ from embroute.kernels.touches import Touches
 from embroute.planner.kernels.cache import CachedCopies, Placement
 from embroute.planner.kernels.eviction import EvictionMoves
 from embroute.planner.kernels.transfers import Decision, StepRows
+from embroute.planner.plan import Plan
 from embroute.planner.setup import Setup
 from embroute.planner.state import Needs, SearchState, State
 
@@ -86,8 +86,12 @@ def no_extra(window: Window, state: State) -> ExtraRows:
     return ExtraRows(np.empty(0, np.int64), np.empty(0, np.int32))
 
 
+def learn_nothing(state: State, plan: Plan) -> None:
+    """The next step is decided without a memory of this one."""
+
+
 class Candidate(NamedTuple):
-    """A way to begin a run: as it is tried, as it is gone, and what a step takes at least."""
+    """A start of a run: the dispatch to simulate, the dispatch to use, a bound on a step's time."""
 
     trial: Dispatch
     dispatch: Dispatch
@@ -95,7 +99,7 @@ class Candidate(NamedTuple):
 
 
 class WarmStart(NamedTuple):
-    """Ways to begin a run, each to be tried on its first batches before one is chosen."""
+    """Candidates for the start of a run; each is simulated on the first batches."""
 
     steps: int
     candidates: Callable[[Setup, int], list[Candidate]]  # of a setup and the samples of a step
@@ -107,9 +111,10 @@ class Dispatch:
 
     name: str
     choose: DispatchFunction
+    learn: Callable[[State, Plan], None] = learn_nothing  # after each step, into the state
     looks_at_caches: bool = True
-    needs_access: bool = False
-    ahead: int = 0  # batches that it deals before their step
+    needs_access: bool = False  # look-ups of each row so far
+    ahead: int = 0  # batches that are assigned before their step
     timed: bool = False  # whether it learns what each worker waits for
     free: bool = False  # whether it chooses how many samples each worker gets
     warm_start: WarmStart | None = None
@@ -170,12 +175,6 @@ class Policy:
     regroup: Regroup | None = None
     workers: str = "all"  # all, fast, or a list such as 0+1+2
     unbounded: bool = False  # a reference line whose caches never fill
-
-    def room(self, asked: Size) -> Size:
-        """The caches that it is given: of a reference line all rows, in place none."""
-        if self.sync.shared_memory:
-            return Size(0.0, "share")
-        return Size(1.0, "share") if self.unbounded else asked
 
     @property
     def lookahead(self) -> int:

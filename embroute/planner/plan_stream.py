@@ -9,7 +9,6 @@ from itertools import chain, islice
 
 import numpy as np
 
-from embroute.config.cluster import Cluster
 from embroute.cost.step_time import step_time
 from embroute.data.batch import Batch
 from embroute.data.window import REMEMBERED, Horizon
@@ -17,6 +16,7 @@ from embroute.kernels.array_types import F64, I64
 from embroute.planner.decide import advance, plan_step
 from embroute.planner.interfaces import Policy, WarmStart
 from embroute.planner.plan import Plan, traffic
+from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
 from embroute.planner.state import State, empty_state, map_first
 
@@ -53,22 +53,14 @@ def _empty(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
             f"--optimizer {setup.optimizer}: {policy.name} merges deltas, and deltas of "
             f"{setup.optimizer} do not add up; use sgd, adagrad or rowwise-adagrad"
         )
-    check_hosts(policy, setup.cluster)
-    setup = replace(setup, cache=policy.room(setup.cache))
+    store = row_store_of(policy)
+    store.check_hosts(policy, setup.cluster)
+    setup = replace(setup, cache=store.cache_size(policy, setup.cache))
     if policy.regroup is None:
         return empty_state(setup, policy.needs)
     if counts_R is None:
         raise ValueError(f"{policy.name} needs access counts to choose its hot rows")
     return empty_state(setup, policy.needs, policy.regroup.choose_hot(counts_R, setup))
-
-
-def check_hosts(policy: Policy, cluster: Cluster) -> None:
-    """Refuse a network on which workers cannot reach the memory that a policy wants them to."""
-    if policy.sync.shared_memory and len(cluster.used_hosts) > 1:
-        raise ValueError(
-            f"policy {policy.name}: rows are trained where the shards keep them, so all workers "
-            f"and shards must be on one host, here and in --network (docs/cluster.md)"
-        )
 
 
 def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
@@ -149,7 +141,7 @@ def _decided(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator
             continue
         popped = time.perf_counter()
         plan = plan_step(policy, window, state)
-        advance(state, plan)
+        advance(policy, state, plan)
         decided = time.perf_counter()
         yield Step(plan, state, decided - popped, window_s + popped - begin)
         window_s = 0.0

@@ -25,7 +25,7 @@ from embroute.data.open import DataOptions, option_name
 from embroute.launch.rank import RankTopology, on_one_node
 from embroute.models.registry import MODELS
 from embroute.nn.job import assumed_cluster, trainable_policy
-from embroute.planner.plan_stream import check_hosts
+from embroute.planner.row_store import row_store_of
 from embroute.policies.catalog import DEFAULT_POLICY
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"  # in the folder of a run
@@ -94,7 +94,8 @@ class RunFile:
         _widths("--hidden", self.hidden, self.hidden.split(",") if self.hidden else [])
         _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
         parse_size("--cache", self.cache)
-        check_hosts(trainable_policy(self.policy), self.cluster())
+        policy = trainable_policy(self.policy)
+        row_store_of(policy).check_hosts(policy, self.cluster())
         workers = self.cluster().num_workers
         shares = self.shares()
         if shares and (len(shares) != workers or not sum(shares)):

@@ -35,7 +35,7 @@ class BaselineTraffic:
         except ValueError:
             self.failed = True  # a cache that is enough for one policy may be too small for it
             return 0
-        advance(self.state, plan)
+        advance(self.policy, self.state, plan)
         return int(np.sum(traffic(plan, self.state.setup).bytes_WKIP))
 
     def drain(self) -> int:

@@ -5,6 +5,8 @@ Axes: W workers, C slots, R rows, U distinct rows of the step, T touches.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from embroute.kernels.array_types import I32, I64, U8
@@ -153,6 +155,13 @@ def drop_copies(caches: Caches, rows: StepRows, touches: Touches, drop_T: U8) ->
             cells.cell_NW[index(number), index(worker_T[t])] = 0
 
 
+class LeavingCopies(NamedTuple):
+    """Pushes before a step's updates: returns arrive before its reads, evictions may be later."""
+
+    returns: Transfers
+    evictions: Transfers
+
+
 @kernel
 def advance_clocks(
     caches: Caches,
@@ -160,9 +169,9 @@ def advance_clocks(
     touches: Touches,
     decision: Decision,
     placement: Placement,
-    pushed: tuple[Transfers, Transfers],
+    pushed: LeavingCopies,
 ) -> None:
-    """Advance the clocks by a step. `pushed`: returns, which land before it, and evictions."""
+    """Advance the clocks by a step."""
     returned, evicted = pushed
     clocks, clock_R, rows_U = caches.clock_WC2, caches.clock_R, rows.rows_U
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
@@ -183,14 +192,6 @@ def advance_clocks(
         clocks[w, slot, CLOCK] += 1
     for i in range(len(left)):
         clock_R[evicted.row[i]] = max(clock_R[evicted.row[i]], left[i])
-
-
-@kernel
-def count_lookups(access_R: I32, rows: I64) -> None:
-    """Add a batch's look-ups to the counts per row."""
-    for i in range(len(rows)):
-        if rows[i] >= 0:
-            access_R[rows[i]] += 1
 
 
 @kernel

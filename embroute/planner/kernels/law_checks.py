@@ -136,8 +136,10 @@ def _all_have(touches: Touches, decision: Decision, u: int) -> bool:
 
 
 @kernel
-def updates_home(caches: Caches, touches: Touches, found: CachedCopies, decision: Decision) -> int:
-    """Laws 2 and 3: before a row is pulled or updated elsewhere, its newest value is home."""
+def updates_returned(
+    caches: Caches, touches: Touches, found: CachedCopies, decision: Decision
+) -> int:
+    """Laws 2 and 3: a row's newest value is at its shard before others pull or update it."""
     slots, planning = caches.slot_WCF, caches.planning[0]
     copies_UW, only_U, num_workers = found.copies_UW, found.only_U, found.copies_UW.shape[1]
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T

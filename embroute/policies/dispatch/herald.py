@@ -9,6 +9,7 @@ from embroute.kernels.array_types import F64, I32, I64
 from embroute.kernels.codes import FRESH, NO_HOLDER, ROW
 from embroute.kernels.jit import kernel
 from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext
+from embroute.planner.plan import Plan
 from embroute.planner.state import State, held
 
 
@@ -75,10 +76,26 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
         first = context.window.step % len(context.quotas_W) if ties == "rotate" else 0
         return Assignment(_greedy(score_SW, context.quotas_W, first))
 
-    return Dispatch("herald", choose, needs_access=tables > 0)
+    if tables:
+        return Dispatch("herald", choose, learn_infrequency, needs_access=True)
+    return Dispatch("herald", choose)
 
 
 RANKING_PERIOD = 64  # steps between two rankings; a ranking reads every cached row
+
+
+@kernel
+def _count_lookups(access_R: I32, rows: I64) -> None:
+    for i in range(len(rows)):
+        if rows[i] >= 0:
+            access_R[rows[i]] += 1
+
+
+def learn_infrequency(state: State, plan: Plan) -> None:
+    """Count the step's look-ups by row; rank the tables now and then."""
+    _count_lookups(state.access_R, plan.now.batch.rows)
+    if plan.step % RANKING_PERIOD == 0:
+        state.ranking = ranked_tables(state, int(plan.samples_W.max()))
 
 
 def degrees(state: State, samples_per_worker: int) -> F64:

@@ -14,11 +14,14 @@ from functools import partial
 
 import numpy as np
 
+from embroute.cost.step_time import step_time
 from embroute.kernels.array_types import I32, I64
 from embroute.kernels.touches import Lookups, touches
 from embroute.planner.interfaces import Assignment, Candidate, Dispatch, DispatchContext, WarmStart
-from embroute.planner.plan import touched_rows
+from embroute.planner.kernels.apply import learn_affinity
+from embroute.planner.plan import Plan, touched_rows, traffic
 from embroute.planner.setup import Setup, divide
+from embroute.planner.state import SearchState, State
 from embroute.policies.dispatch.block import block
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.embroute.active_workers import (
@@ -32,7 +35,8 @@ from embroute.policies.embroute.active_workers import (
     share_ranges,
     worker_subsets,
 )
-from embroute.policies.embroute.quotas import clip_shares
+from embroute.policies.embroute.quotas import balance_shares, clip_shares, samples_that_fit
+from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
 from embroute.policies.embroute.search import (
     SearchOptions,
     WindowProblem,
@@ -85,6 +89,26 @@ def _fits(context: DispatchContext, search: SearchOptions, dealt: WindowProblem)
     return min(others, key=lambda dealt_S: max(0, _excess(context, dealt_S)))
 
 
+def learn_from_step(state: State, plan: Plan) -> None:
+    """Keep the search's state for the next step, and learn from how long this step took."""
+    if plan.memory is None:
+        return
+    # Chosen again as the sync chose: before the memory changes.
+    reduction = choose_reduced_rows(plan.now, state.setup, state.memory)
+    for name in SearchState._fields:
+        if name != "affinity_NW":  # as the step leaves it, below
+            getattr(state.memory, name)[:] = getattr(plan.memory, name)
+    if len(state.memory.share_W):
+        capacity_WA = state.caches.capacity_WA
+        time = step_time(traffic(plan, state.setup), state.setup.cluster)
+        rows_WA = touched_rows(plan.touches, plan.rows.arena_U, capacity_WA.shape)
+        room_W = samples_that_fit(rows_WA, capacity_WA, plan.samples_W)
+        balance_shares(time, plan.samples_W, state.memory, room_W)
+        learn_pace(state.memory, time, reduction)
+    number_R = state.caches.cells.number_R
+    learn_affinity(state.memory.affinity_NW, number_R, plan.touches, plan.rows.rows_U)
+
+
 def search_dispatch(given: SearchOptions) -> Dispatch:
     """Minimise the transfers of all batches of the window, what workers share counted once."""
 
@@ -114,6 +138,7 @@ def search_dispatch(given: SearchOptions) -> Dispatch:
     return Dispatch(
         "sharing",
         choose,
+        learn_from_step,
         ahead=ahead,
         timed=given.timed,
         free=given.free,
