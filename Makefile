@@ -17,7 +17,7 @@ DEMO := --workers 4 --steps 600 --batch 256 --checkpoint-every 300
 
 demo: $(READY)  ## price every policy on the built-in shopping trace, then train with two of them
 	mkdir -p runs
-	$(BIN)/embroute compare --data online-retail --report runs/compare.html
+	$(BIN)/embroute compare --data online-retail --compute-ms-per-sample 0.05 --report runs/compare.html
 	rm -rf runs/demo-vanilla runs/demo-embroute
 	$(BIN)/embroute train $(DEMO) --policy vanilla --out runs/demo-vanilla
 	$(BIN)/embroute train $(DEMO) --out runs/demo-embroute
