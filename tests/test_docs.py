@@ -1,0 +1,145 @@
+"""The manual: links that lead somewhere, and figures as their source pages have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RESULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d)\.md")
+RESULT_LINK = re.compile(r"benchmarks/results/([\w.-]+?\.md)")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+PRIVATE_FOLDER = re.compile(r"(?<![\w.])/(?:home|work|root|Users|tmp)/\S+")
+SVG = "{http://www.w3.org/2000/svg}"
+
+# A phrase of README, the results page that it is taken from, and what stands there.
+CLAIMS = [
+    ("0.387 to 0.699", "own", "| Globo, 600,000 by time | over the published | 0.387 |"),
+    ("0.387 to 0.699", "own", "| synthetic criteo-kaggle | over the published | 0.699 |"),
+    ("0.665 to 0.837", "own", "over the published | 0.387 | 0.459 | 0.665 |"),
+    ("0.665 to 0.837", "own", "over the published | 0.478 | 0.530 | 0.837 |"),
+    ("0.5255", "bytes", "| 0.5255 | 0.5255 |"),
+    ("0.7364", "bytes", "| 0.7364 | 0.7364 |"),
+    ("0.5602", "bytes", "| 0.5602 | 0.5602 |"),
+    ("0.52 of", "training-shaped", "| 1gbit | embroute esd(1), cache 100 % | 72.4 | 0.52 |"),
+    ("0.41 at", "training-shaped", "| 0.1gbit | embroute esd(1), cache 100 % | 278.0 | 0.41 |"),
+    ("within 0.3 %", "advice", "synthetic criteo-kaggle, dc-8, default | 48 | nocache"),
+    ("within 0.3 %", "advice", "| 6.41 | 6.40 | 1.003 |"),
+    ("within 3 %", "sanity", "| 0.730 | 0.75 | -2.6 % |"),
+]
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def newest_results() -> Mapping[str, str]:
+    """The newest results page of each benchmark, by the benchmark's name."""
+    dated = (RESULT_NAME.fullmatch(path.name) for path in sorted(RESULTS.glob("*.md")))
+    return {match[1]: match[0] for match in dated if match}
+
+
+def outdated_results(text: str) -> list[str]:
+    """Names of results pages that are not the newest page of their benchmark, or do not exist."""
+    newest = newest_results().values()
+    return [name for name in RESULT_LINK.findall(text) if name not in newest]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub and GitLab derive them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Relative links of a page that name no file of the repository, or no heading of the file."""
+    broken = []
+    for link in LINK.findall(text):
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        if (
+            not path.is_relative_to(ROOT)
+            or not path.exists()
+            or (anchor and anchor not in anchors(path))
+        ):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_result_links_name_the_newest_page_of_their_benchmark(page: Path) -> None:
+    assert not outdated_results(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_relative_links_and_anchors_exist(page: Path) -> None:
+    assert not broken_links(page, page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_no_page_names_a_private_folder(page: Path) -> None:
+    assert not PRIVATE_FOLDER.findall(page.read_text())
+
+
+@pytest.mark.parametrize(("phrase", "benchmark", "source"), CLAIMS)
+def test_key_claims_of_the_readme_stand_in_the_page_that_they_cite(
+    phrase: str, benchmark: str, source: str
+) -> None:
+    readme, page = (ROOT / "README.md").read_text(), newest_results()[benchmark]
+    paragraph = next((part for part in re.split(r"\n\n|\n- ", readme) if phrase in part), "")
+    assert f"benchmarks/results/{page}" in paragraph
+    assert source in (RESULTS / page).read_text()
+
+
+def bars(panel: str) -> list[tuple[str, str, float]]:
+    """Label, printed value and width of each bar of a panel of the README's picture."""
+    root = ElementTree.parse(ROOT / "docs" / "pictures" / "savings.svg").getroot()
+    group = next(group for group in root.iter(f"{SVG}g") if group.get("id") == panel)
+    return [
+        (str(label.text), str(value.text), float(bar.get("width", "0")))
+        for (label, bar), value in zip(pairwise(group), list(group)[2:], strict=False)
+        if bar.tag == f"{SVG}rect"
+    ]
+
+
+@pytest.mark.parametrize(("panel", "count"), [("simulated", 5), ("measured", 3)])
+def test_bars_of_the_picture_are_as_long_as_their_values(panel: str, count: int) -> None:
+    found = bars(panel)
+    assert len(found) == count
+    scale = found[0][2] / float(found[0][1])
+    assert [width for _, _, width in found] == pytest.approx(
+        [scale * float(value) for _, value, _ in found], abs=0.1
+    )
+
+
+def test_simulated_bars_of_the_picture_stand_in_the_table_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for label, value, _ in bars("simulated"):
+        name = re.escape(label.split(",")[0])
+        assert re.search(rf"^ {name}\*? +\S+ +\S+ +{re.escape(value)}M ", readme, re.MULTILINE)
+
+
+def test_measured_bars_of_the_picture_stand_in_the_newest_page() -> None:
+    page = newest_results()["training-shaped"]
+    lines = [line for line in (RESULTS / page).read_text().splitlines() if "| 1gbit |" in line]
+    for label, value, _ in bars("measured"):
+        contender = label.replace(" trainer,", "")
+        assert any(contender in line and f"| {value} |" in line for line in lines), label
+    assert page in (ROOT / "docs" / "pictures" / "savings.svg").read_text()
+
+
+def test_the_checks_find_faults() -> None:
+    oldest = min(RESULTS.glob("own-*.md")).name
+    text = f"[a](benchmarks/results/{oldest}) [b](docs/nowhere.md) [c](docs/cluster.md#nothing)"
+    assert outdated_results(text) == [oldest]
+    assert broken_links(ROOT / "README.md", text) == ["docs/nowhere.md", "docs/cluster.md#nothing"]
+    assert PRIVATE_FOLDER.findall("see /home/ann/data") == ["/home/ann/data"]
