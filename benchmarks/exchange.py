@@ -1,8 +1,7 @@
 """The exchange alone: workers and a shard swap messages over shaped links, beside iperf3 and Gloo.
 
-`python -m benchmarks.exchange TESTBED` as root, with the path of the script that makes the links
-(`netns.sh`). Both directions at once, as a phase of a step does; iperf3 --bidir on the same links.
-Axes: W workers.
+Run `python -m benchmarks.exchange` as root, where iperf3 is installed. Both directions at once, as
+in a phase of a step; iperf3 --bidir on the same links. Axes: W workers.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
+from benchmarks.testbed import SHARD_ADDRESS, SHARD_GBIT, inside, shaped_links, testbed
 from embroute.kernels.array_types import U8
 from embroute.kernels.codes import MAX_CHUNKS
 from embroute.transport.bootstrap import open_channels
 from embroute.transport.gloo import GlooChannel
 from embroute.transport.interface import Channel, Work
 
-PREFIX, ADDRESS = "xb-", "10.77.0.1"
 TARGET = 0.8
 IPERF_S = 3
 REPEATS = 2
@@ -37,7 +36,6 @@ AHEAD = 2  # phases posted and not yet waited for
 WARMUP = 5  # phases
 SECONDS, GLOO_SECONDS = 0.5, 0.1  # that the messages of a load take at the rate of the links
 FEWEST = 6  # phases
-WIDE = 10.0  # Gbit/s of the shard's link: more than all workers' together
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Links:
 
     gbit_W: tuple[float, ...]
     swaps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # KB and number for each worker
-    shard_gbit: float = WIDE
+    shard_gbit: float = SHARD_GBIT
 
     def load(self, kb_W: Sequence[int], count_W: Sequence[int], gloo: bool = False) -> Load:
         """So many phases that the slowest link takes the same time for all loads."""
@@ -105,7 +103,7 @@ CASES = (
     alike(8, 0.5),
     alike(8, 1),
     alike(4, 1),
-    mixed(WIDE, 10),
+    mixed(SHARD_GBIT, 10),
     mixed(2, 4),  # what the slow ones leave of 2 Gbit/s, in four
 )
 
@@ -155,21 +153,12 @@ def _phases_per_s(channel: Channel, swaps: Sequence[tuple[str, int, int]], phase
     return (len(ended) - WARMUP) / (ended[-1] - ended[WARMUP - 1])
 
 
-def testbed(script: str, *arguments: str) -> None:
-    own = {"PREFIX": PREFIX, "GLOO_SOCKET_IFNAME": "eth0", "SHARD_RATE": f"{WIDE}gbit"}
-    subprocess.run(["bash", script, *arguments], env=os.environ | own, check=True)
-
-
-def inside(node: str) -> list[str]:
-    return ["ip", "netns", "exec", PREFIX + node]
-
-
 def swap_mbit(loads: Sequence[Load]) -> list[list[float]]:
     """Mbit/s of each worker's link in each direction with each load, by the shard's clock."""
     workers = len(loads[0].kb_W)
     prefixes = [inside("shard"), *(inside(f"w{i}") for i in range(workers))]
     given = [asdict(load) for load in loads]
-    found = run_ranks("benchmarks.exchange", given, len(prefixes), prefixes, ADDRESS)
+    found = run_ranks("benchmarks.exchange", given, len(prefixes), prefixes, SHARD_ADDRESS)
     rates = found[0]["rates"]
     assert isinstance(rates, list)
     return [
@@ -188,8 +177,8 @@ def iperf_mbit(workers: int) -> list[float]:
             servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         time.sleep(1)
         for i in range(workers):
-            command = ["iperf3", "-c", ADDRESS, "-p", str(5201 + i), "--bidir", "-J", "-O", "1"]
-            command = [*inside(f"w{i}"), *command, "-t", str(IPERF_S)]
+            command = [*inside(f"w{i}"), "iperf3", "-c", SHARD_ADDRESS, "-p", str(5201 + i)]
+            command += ["--bidir", "-J", "-O", "1", "-t", str(IPERF_S)]
             clients.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         ends = [json.loads(client.communicate(timeout=60)[0])["end"] for client in clients]
     finally:
@@ -201,18 +190,15 @@ def iperf_mbit(workers: int) -> list[float]:
     return [1e-6 * float(np.mean([end[name]["bits_per_second"] for name in sums])) for end in ends]
 
 
-def measure(script: str, links: Links) -> list[list[str]]:
+def measure(links: Links) -> list[list[str]]:
     """A line for each swap and class of links; iperf3, sockets and Gloo take turns."""
     workers, loads = len(links.gbit_W), links.loads()
-    testbed(script, "up", *(f"{gbit}gbit" for gbit in links.gbit_W))
     reference, found = [], []
-    try:
-        testbed(script, "rate", "shard", f"{links.shard_gbit}gbit")
+    with shaped_links([f"{gbit}gbit" for gbit in links.gbit_W]):
+        testbed("rate", "shard", f"{links.shard_gbit}gbit")
         for _ in range(REPEATS):
             reference.append(iperf_mbit(workers))
             found.append(swap_mbit(loads))
-    finally:
-        testbed(script, "down")
     base_W, rate_LW = np.median(reference, 0), np.median(found, 0)
     lines = []
     for i in range(0, len(loads), 2):
@@ -232,11 +218,10 @@ def _swapped(load: Load, own: Sequence[int]) -> list[str]:
 
 
 def main() -> None:
-    if sys.argv[1].startswith("["):
+    if len(sys.argv) == 2:  # a rank that this benchmark started
         print(json.dumps(rank([Load(**load) for load in json.loads(sys.argv[1])])))
         return
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    rows = [line for links in CASES for line in measure(sys.argv[1], links)]
+    rows = [line for links in CASES for line in measure(links)]
     headings = ["links, Gbit/s", "shard's", "KB", "at once", "Mbit/s", "iperf3", "Gloo"]
     headings.append(f"of iperf3 (target {TARGET:g})")
     message = (

@@ -1,12 +1,11 @@
 """Training over shaped links with urgent pushes and late pulls in parts, and in one.
 
-`python -m benchmarks.parts TESTBED` as root, with the path of the script that makes the links.
+Run `python -m benchmarks.parts` as root.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -29,17 +28,15 @@ NOTE = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("testbed", help="script that makes the links")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     rows = []
     for mbit in RATES:
         found: dict[str, list[Found]] = {name: [] for name in SYNCS}
         for _ in range(given.rounds):
             for name, sync in SYNCS.items():
                 case = replace(CASE, policy=POLICY.format(sync), mbit=mbit)
-                found[name].append(measure_shaped(case, given.testbed, f"{mbit:g}mbit"))
+                found[name].append(measure_shaped(case, f"{mbit:g}mbit"))
                 print(mbit, name, f"{step_ms(found[name]):.1f} ms", flush=True)
         base = step_ms(found["one"])
         for name, runs in found.items():

@@ -45,10 +45,23 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
+def portable(argument: str) -> str:
+    """An argument of the command line with relative paths only."""
+    option, equals, value = argument.rpartition("=")
+    return option + equals + (os.path.relpath(value) if os.path.isabs(value) else value)
+
+
+def command_line() -> str:
+    """The command that runs this benchmark; a page may be called otherwise than its module."""
+    spec = sys.modules["__main__"].__spec__
+    assert spec is not None, "run a benchmark as python -m benchmarks.NAME"
+    return shlex.join(["python", "-m", spec.name, *map(portable, sys.argv[1:])])
+
+
 def record(name: str, title: str, body: str) -> Path:
     """Write a results page, print it, and say where it is."""
     date = datetime.date.today().isoformat()
-    command = f"python -m benchmarks.{name} {shlex.join(sys.argv[1:])}".strip()
+    command = command_line()
     page = f"# {title}\n\n{date}, commit {commit()}, `{command}`  \n{machine()}\n\n{body}\n"
     path = RESULTS / f"{name}-{date}.md"
     path.write_text(page)

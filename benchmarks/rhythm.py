@@ -1,17 +1,14 @@
 """What steps take on real ranks behind unequal links, beside what the cost model says they take.
 
-`python -m benchmarks.rhythm TESTBED --data FOLDER` as root: the script that makes the links, and
-the folder that holds online_retail, criteo_adkdd21 and globo. Workers sleep for as long as their
-samples are said to compute, so that two cores suffice for eight workers and what is measured is
-how transfers and compute follow each other.
+Run `python -m benchmarks.rhythm --data FOLDER` as root; FOLDER holds online_retail, criteo_adkdd21
+and globo. Workers sleep in place of computing, so two cores suffice for eight workers. The result
+shows how transfers and compute follow each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,11 +21,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.exchange import ADDRESS
 from benchmarks.own import RIVALS
 from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
 from benchmarks.sanity import opened_traces
+from benchmarks.testbed import SHARD_ADDRESS, SHARD_GBIT, inside, shaped_links
 from benchmarks.workload import Clock, loss_of
 from embroute.config.cluster import Cluster, star_cluster
 from embroute.data.batch import ArraySource, Batch, Source
@@ -40,7 +37,6 @@ from embroute.policies.catalog import make_policy
 from embroute.simulate.simulation import Workload, choose_workers, measure
 
 FAST, SLOW, DIM, COMPUTE_S = 5.0, 0.5, 512, 0.05e-3  # of edge-8, as in the table of docs/policy.md
-SHARD_GBIT = 10.0
 OWN = "embroute(effort=500)"
 NOTE = (
     "Eight workers x 128, each a process of its own in a network of its own, a shard and a "
@@ -51,7 +47,6 @@ NOTE = (
     "Caches of 10 %, mean over the steps after the warm-up. Policies also with `workers=fast`, "
     "where that is another number of workers. Foretold: by the cost model."
 )
-PREFIX = "rb-"
 
 
 @dataclass(frozen=True)
@@ -149,20 +144,12 @@ def rank(case: Case) -> dict[str, object]:
     return clock.result()
 
 
-def testbed(script: str, *arguments: str) -> None:
-    environment = os.environ | {"PREFIX": PREFIX, "SHARD_RATE": f"{SHARD_GBIT:g}gbit"}
-    subprocess.run(["bash", script, *arguments], env=environment, check=True)
-
-
-def real_ms(case: Case, script: str) -> float:
+def real_ms(case: Case) -> float:
     """Mean milliseconds of a step on real ranks, as the first worker saw them."""
-    testbed(script, "up", *(f"{gbit:g}gbit" for gbit in case.gbit))
-    try:
-        nodes = ["shard", "shard", *(f"w{i}" for i in range(len(case.gbit)))]
-        prefixes = [["ip", "netns", "exec", PREFIX + node] for node in nodes]
-        found = run_ranks("benchmarks.rhythm", asdict(case), len(nodes), prefixes, ADDRESS)
-    finally:
-        testbed(script, "down")
+    workers = [inside(f"w{i}") for i in range(len(case.gbit))]
+    prefixes = [inside("shard"), inside("shard"), *workers]
+    with shaped_links([f"{gbit:g}gbit" for gbit in case.gbit]):
+        found = run_ranks("benchmarks.rhythm", asdict(case), len(prefixes), prefixes, SHARD_ADDRESS)
     return float(np.mean(np.array(found[2]["step_ms"])))
 
 
@@ -188,7 +175,7 @@ def rows_of(name: str, path: Path, given: argparse.Namespace) -> list[list[str]]
     found_cases = (Case(str(path), policy, gbit, given.slower) for policy in given.policies)
     cases = [on_its_workers(case) for case in found_cases]
     for case in {(case.policy, len(case.gbit)): case for case in cases}.values():
-        foretold, real = found = foretold_ms(case), real_ms(case, given.testbed)
+        foretold, real = found = foretold_ms(case), real_ms(case)
         shown = f"{case.policy}, {len(case.gbit)} workers"
         print(name, shown, f"{foretold:.1f} {real:.1f}", flush=True)
         rows.append([name, shown, f"{foretold:.1f}", f"{real:.1f}", f"{real / foretold:.2f}"])
@@ -203,11 +190,9 @@ def main() -> None:
         print(json.dumps(rank(Case(**json.loads(sys.argv[1])))))
         return
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("testbed", help="script that makes the links")
     parser.add_argument("--slower", type=int, default=60, help="how many times")
     parser.add_argument("--traces", default="", help="part of a trace's name: only those")
     parser.add_argument("--policies", nargs="*", default=[*RIVALS, OWN])
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     rows = []
     with opened_traces(parser) as (given, sources), tempfile.TemporaryDirectory() as scratch:
         chosen = {name: s for name, s in sources.items() if given.traces in name}

@@ -1,12 +1,12 @@
 """A step of training beside TorchRec's: milliseconds beyond the dense part, and where they go.
 
-`python -m benchmarks.training` needs TorchRec in the environment; without it, it measures the rest.
+Run `python -m benchmarks.training`; `--shaped` measures over shaped links, and needs root. Without
+TorchRec in the environment, only the other contenders are measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -14,9 +14,9 @@ from importlib.util import find_spec
 import numpy as np
 
 from benchmarks import workload
-from benchmarks.exchange import ADDRESS, inside, testbed
 from benchmarks.ranks import run_ranks
 from benchmarks.record import markdown, record
+from benchmarks.testbed import SHARD_ADDRESS, WORKER_ADDRESS, inside, shaped_links
 from benchmarks.workload import Case
 
 Found = list[dict[str, object]]  # what each rank found
@@ -40,7 +40,6 @@ SHAPED_NOTE = (
     "The model of training.py, 2 workers x 1024, each behind its own link; embroute's shard and "
     "coordinator on a host at 10 Gbit/s. Whole steps, the dense part and its all-reduce included."
 )
-WORKER_ADDRESS = "10.77.0.10"
 PHASE_NOTE = "Wall-clock ms per step over all steps, warm-up and waiting for other ranks included."
 PHASES = {
     "coordinator": ("decide", "write", "tell"),
@@ -55,23 +54,18 @@ def measure(case: Case) -> Found:
     return run_ranks("benchmarks.contenders", asdict(case), case.workers + extra)
 
 
-def measure_shaped(case: Case, script: str, rate: str) -> Found:
+def measure_shaped(case: Case, rate: str) -> Found:
     """The same with every worker behind a link of its own; shard and coordinator share a host."""
-    testbed(script, "up", *[rate] * case.workers)
-    try:
-        workers = [inside(f"w{i}") for i in range(case.workers)]
-        if case.contender == "embroute":
-            prefixes, address = [inside("shard"), inside("shard"), *workers], ADDRESS
-        else:
-            prefixes, address = workers, WORKER_ADDRESS
+    prefixes = [inside(f"w{i}") for i in range(case.workers)]
+    address = WORKER_ADDRESS
+    if case.contender == "embroute":
+        prefixes, address = [inside("shard"), inside("shard"), *prefixes], SHARD_ADDRESS
+    with shaped_links([rate] * case.workers):
         return run_ranks("benchmarks.contenders", asdict(case), len(prefixes), prefixes, address)
-    finally:
-        testbed(script, "down")
 
 
-def shaped(script: str, rounds: int, cases: Mapping[str, Case]) -> str:
+def shaped(rounds: int, cases: Mapping[str, Case]) -> str:
     """Milliseconds of a step over shaped links, contenders in turns."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     chosen = {
         name: replace(case, steps=70, warmup=30) for name, case in cases.items() if name in SHAPED
     }
@@ -80,7 +74,7 @@ def shaped(script: str, rounds: int, cases: Mapping[str, Case]) -> str:
         results: dict[str, list[Found]] = {name: [] for name in chosen}
         for turn in range(rounds):
             for name, case in chosen.items():
-                results[name].append(measure_shaped(case, script, rate))
+                results[name].append(measure_shaped(case, rate))
                 print(rate, turn, name, f"{step_ms(results[name]):.1f} ms", flush=True)
         theirs = min(
             (step_ms(runs) for name, runs in results.items() if name.startswith("TorchRec")),
@@ -170,15 +164,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="contenders with one of these in their names; ;")
-    parser.add_argument("--testbed", help="over shaped links, made by this script (root)")
+    parser.add_argument("--shaped", action="store_true", help="over shaped links; needs root")
     given = parser.parse_args()
     cases = {
         name: case
         for name, case in CASES.items()
         if case.contender != "torchrec" or find_spec("torchrec")
     }
-    if given.testbed:
-        found = shaped(given.testbed, given.rounds, cases)
+    if given.shaped:
+        found = shaped(given.rounds, cases)
         record("training-shaped", "Training over shaped links", f"{SHAPED_NOTE}\n\n{found}")
         return
     chosen = [word.strip() for word in given.only.split(";")]
