@@ -53,7 +53,7 @@ def advices() -> list[Recommendation]:
     return advise(wish(), quiet)
 
 
-def test_the_best_are_simulated_and_come_first(advices: list[Recommendation]) -> None:
+def test_advice_lists_simulated_configurations_first(advices: list[Recommendation]) -> None:
     assert [one.found is not None for one in advices[:4]] == [True, True, True, False]
     assert len(advices) == 2 * 2 * len(POLICIES)
     speeds = [one.samples_s for one in advices]
@@ -61,7 +61,7 @@ def test_the_best_are_simulated_and_come_first(advices: list[Recommendation]) ->
     assert speeds[3:] == sorted(speeds[3:], reverse=True)
 
 
-def test_the_first_is_near_the_best_of_all(advices: list[Recommendation]) -> None:
+def test_first_advice_is_near_the_best_of_all(advices: list[Recommendation]) -> None:
     given = wish()
     every = [
         choice.batch
@@ -71,7 +71,7 @@ def test_the_first_is_near_the_best_of_all(advices: list[Recommendation]) -> Non
     assert advices[0].samples_s >= 0.95 * max(every)
 
 
-def test_a_cache_is_no_larger_than_it_needs_to_be(advices: list[Recommendation]) -> None:
+def test_advised_cache_is_smaller_and_nearly_as_fast(advices: list[Recommendation]) -> None:
     given, first = wish(), advices[0]
     most = max(choice.cache_rows for choice in configurations(given))
     assert first.choice.cache_rows < most
@@ -81,14 +81,14 @@ def test_a_cache_is_no_larger_than_it_needs_to_be(advices: list[Recommendation])
 
 
 @pytest.mark.parametrize("network", ["edge-4", "dc-4"])
-def test_theory_prices_vanilla(network: str) -> None:
+def test_theory_of_vanilla_is_near_the_simulator(network: str) -> None:
     given = wish(network, compute_ms=0.0)
     choice = Configuration("vanilla", (0, 1, 2, 3), 512, 4000)
     found = measure(make_policy("vanilla"), workload_of(given, choice, FULL_SPAN)).step_time_s
     assert predict_vanilla(given, choice) == pytest.approx(found, rel=0.1)
 
 
-def test_too_little_memory_is_refused_with_what_is_enough() -> None:
+def test_too_little_memory_error_names_the_memory_needed() -> None:
     given = replace(wish(), memory_bytes=1e6)
     with pytest.raises(ValueError, match=r"--memory-per-worker 1MB: one step needs at least"):
         configurations(given)
@@ -96,7 +96,7 @@ def test_too_little_memory_is_refused_with_what_is_enough() -> None:
     assert configurations(replace(given, memory_bytes=enough))
 
 
-def test_leaving_workers_out_is_told_with_its_figure(advices: list[Recommendation]) -> None:
+def test_advice_explains_left_out_workers(advices: list[Recommendation]) -> None:
     given = wish()
     few = [one for one in advices if len(one.choice.workers) == 2]
     many = [one for one in advices if len(one.choice.workers) == 4]
@@ -106,7 +106,7 @@ def test_leaving_workers_out_is_told_with_its_figure(advices: list[Recommendatio
     assert told.startswith("2 of 4 workers are left out")
 
 
-def test_why_the_first_one_wins(advices: list[Recommendation]) -> None:
+def test_advice_explains_why_the_first_wins(advices: list[Recommendation]) -> None:
     first, rival = advices[:2]
     slow = replace(rival, predicted_s=2 * first.step_s, found=None)
     assert "more samples/s than" in against(first, slow)
@@ -117,13 +117,13 @@ def test_why_the_first_one_wins(advices: list[Recommendation]) -> None:
     assert "decides" not in against(alike, first)
 
 
-def test_the_hot_set_is_told() -> None:
+def test_advice_reports_the_hot_set_of_fae() -> None:
     given = wish()
     assert hot_rows(given, Configuration("esd(1)", (0, 1, 2, 3), 512, 4000)) == 0
     assert 0 < hot_rows(given, Configuration("fae", (0, 1, 2, 3), 512, 4000)) <= 4000
 
 
-def test_a_cache_that_moves_more_is_not_enough() -> None:
+def test_trimmed_cache_moves_hardly_more_bytes() -> None:
     """With compute to hide behind, the step alone would allow the least cache that works."""
     given = wish("dc-4", dim=16, compute_ms=1.0)
     choice = Configuration("esd(1)", (0, 1, 2, 3), 512, 8000)
@@ -134,7 +134,7 @@ def test_a_cache_that_moves_more_is_not_enough() -> None:
     assert found.step_time_s <= 1.02 * whole.step_time_s
 
 
-def test_numbers_of_workers() -> None:
+def test_workers_option_lists_worker_counts() -> None:
     assert worker_counts(None, 8) == (8, 4, 2, 1)
     assert worker_counts("2..4", 8) == (4, 3, 2)
     assert worker_counts("4,8", 8) == (8, 4)
@@ -142,13 +142,13 @@ def test_numbers_of_workers() -> None:
         worker_counts("9", 8)
 
 
-def test_clusters_are_written_as_they_are_read(tmp_path: Path) -> None:
+def test_written_cluster_file_reads_back_equal(tmp_path: Path) -> None:
     cluster = open_cluster("uneven-4").only((0, 3))
     write_cluster(cluster, tmp_path / "net.yaml")
     assert read_cluster(tmp_path / "net.yaml") == cluster
 
 
-def test_the_command_writes_a_run_file(tmp_path: Path) -> None:
+def test_advise_command_writes_a_run_file(tmp_path: Path) -> None:
     out = tmp_path / "run.yaml"
     arguments = ["--network", "edge-4", "--workers", "2,4", "--batch", "64", "--dim", "256"]
     arguments += ["--memory-per-worker", "60MB", "--compute-ms-per-sample", "0"]
@@ -162,7 +162,7 @@ def test_the_command_writes_a_run_file(tmp_path: Path) -> None:
     assert run.cluster().num_workers == run.workers
 
 
-def test_one_machine_is_advised_to_train_in_place(tmp_path: Path) -> None:
+def test_advise_command_chooses_in_place_on_one_machine(tmp_path: Path) -> None:
     out, network = tmp_path / "run.yaml", tmp_path / "box.yaml"
     network.write_text("hosts: {box: {link: 1 gbit}}\nworkers: [box, box]\nshards: [box]\n")
     arguments = ["--network", str(network), "--batch", "64", "--memory-per-worker", "60MB"]
@@ -173,7 +173,7 @@ def test_one_machine_is_advised_to_train_in_place(tmp_path: Path) -> None:
     assert (run.policy, run.workers, run.cache) == ("in-place", 2, RunFile.cache)
 
 
-def test_a_target_that_cannot_be_met_is_an_error() -> None:
+def test_unreachable_target_is_refused() -> None:
     arguments = ["advise", "--network", "edge-4", "--batch", "64", "--workers", "4"]
     result = CliRunner().invoke(cli, [*arguments, "--target-samples-per-s", "1e9"])
     assert isinstance(result.exception, ValueError)

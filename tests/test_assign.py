@@ -83,10 +83,10 @@ def even(samples: int, workers: int) -> I64:
     return np.diff(np.arange(workers + 1) * samples // workers)
 
 
-def uneven(rng: np.random.Generator, sharding: int, workers: int) -> I64:
+def uneven(rng: np.random.Generator, places: int, workers: int) -> I64:
     """Quotas that sum to `places`, some of them zero."""
     weight = rng.random(workers) * (rng.random(workers) < 0.7) + 1e-9
-    return rng.multinomial(sharding, weight / weight.sum())
+    return rng.multinomial(places, weight / weight.sum())
 
 
 def total(cost_SW: F64, worker_S: NDArray[np.int32]) -> float:
@@ -155,7 +155,7 @@ def proves_optimal(cost_SW: F64, worker_S: NDArray[np.int32], quotas: I64) -> bo
 
 
 @pytest.mark.parametrize("costs", FINITE)
-def test_equals_scipy_on_random_cases(costs: Costs) -> None:
+def test_assignment_equals_scipy_on_random_cases(costs: Costs) -> None:
     for case in range(400):
         rng = np.random.default_rng([1, case])
         samples, workers = int(rng.integers(1, 60)), int(rng.integers(1, 8))
@@ -163,7 +163,7 @@ def test_equals_scipy_on_random_cases(costs: Costs) -> None:
         check(costs(rng, samples, workers), uneven(rng, samples + slack, workers))
 
 
-def test_equals_scipy_or_counts_misfits_where_pairs_are_forbidden() -> None:
+def test_assignment_with_forbidden_pairs_equals_scipy_or_counts_misfits() -> None:
     placed = 0
     for case in range(800):
         rng = np.random.default_rng([2, case])
@@ -176,14 +176,14 @@ def test_equals_scipy_or_counts_misfits_where_pairs_are_forbidden() -> None:
 
 @pytest.mark.parametrize("costs", FINITE)
 @pytest.mark.parametrize(("samples", "workers"), [(300, 3), (256, 32), (40, 40)])
-def test_equals_scipy_on_larger_cases(costs: Costs, samples: int, workers: int) -> None:
+def test_assignment_equals_scipy_on_larger_cases(costs: Costs, samples: int, workers: int) -> None:
     rng = np.random.default_rng([3, samples])
     check(costs(rng, samples, workers), even(samples, workers))
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_equals_scipy_on_searched_cases(data: st.DataObject) -> None:
+def test_assignment_equals_scipy_on_generated_cases(data: st.DataObject) -> None:
     samples, workers = data.draw(st.integers(0, 12)), data.draw(st.integers(1, 4))
     cost = st.one_of(st.integers(-2, 2), st.just(np.inf), st.floats(-1e6, 1e6))
     size = samples * workers
@@ -199,7 +199,9 @@ def test_equals_scipy_on_searched_cases(data: st.DataObject) -> None:
 @pytest.mark.parametrize("costs", [*FINITE, forbidden])
 @pytest.mark.parametrize(("samples", "workers"), [(8192, 8), (1024, 64)])
 @pytest.mark.parametrize("slack", [0, 5])
-def test_large_cases_prove_themselves(costs: Costs, samples: int, workers: int, slack: int) -> None:
+def test_large_assignments_prove_their_optimum(
+    costs: Costs, samples: int, workers: int, slack: int
+) -> None:
     cost_SW = costs(np.random.default_rng(0), samples, workers)
     cost_SW = cost_SW[np.isfinite(cost_SW).any(axis=1)]
     quotas = even(cost_SW.shape[0], workers) + slack
@@ -210,7 +212,7 @@ def test_large_cases_prove_themselves(costs: Costs, samples: int, workers: int, 
     assert proves_optimal(cost_SW, worker_S, quotas)
 
 
-def test_float32_means_its_exact_values() -> None:
+def test_float32_costs_assign_like_float64() -> None:
     rng = np.random.default_rng(4)
     cost_SW = rng.random((200, 6), dtype=np.float32)
     quotas = even(200, 6).astype(np.int32)
@@ -218,7 +220,7 @@ def test_float32_means_its_exact_values() -> None:
     np.testing.assert_array_equal(assign(cost_SW, quotas), wide)
 
 
-def test_same_result_for_every_layout_and_inputs_untouched() -> None:
+def test_assignment_ignores_memory_layout_and_keeps_its_inputs() -> None:
     rng = np.random.default_rng(5)
     cost_SW, quotas = few_integers(rng, 300, 5), uneven(rng, 310, 5)
     cost_before, quotas_before = cost_SW.copy(), quotas.copy()
@@ -230,12 +232,12 @@ def test_same_result_for_every_layout_and_inputs_untouched() -> None:
     np.testing.assert_array_equal(assign(np.asfortranarray(cost_SW), quotas), first)
 
 
-def test_ties_go_to_the_most_room_then_to_the_first() -> None:
+def test_assignment_ties_go_to_the_most_room_then_the_first() -> None:
     cost_SW = np.zeros((4, 3))
     np.testing.assert_array_equal(assign(cost_SW, np.array([1, 2, 1])), [1, 0, 1, 2])
 
 
-def test_no_samples_and_no_workers() -> None:
+def test_assignment_accepts_no_samples_and_refuses_no_workers() -> None:
     assert assign(np.empty((0, 3)), np.array([0, 0, 0])).size == 0
     assert assign(np.empty((0, 0)), np.empty(0, np.int64)).size == 0
     with pytest.raises(ValueError, match="2 of 2 samples cannot be placed"):
@@ -244,7 +246,7 @@ def test_no_samples_and_no_workers() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e301, -1e301])
 @pytest.mark.parametrize("quotas", [[2, 2], [4, 0]])
-def test_refuses_costs_without_a_meaning(bad: float, quotas: list[int]) -> None:
+def test_assignment_refuses_nan_and_huge_costs(bad: float, quotas: list[int]) -> None:
     cost_SW = np.ones((4, 2))
     cost_SW[2, 1] = bad
     with pytest.raises(ValueError, match="cost_SW has"):
@@ -264,19 +266,19 @@ def test_refuses_costs_without_a_meaning(bad: float, quotas: list[int]) -> None:
         (np.array([[np.inf, np.inf], [1.0, 1.0]]), np.array([2, 2]), "1 of 2"),
     ],
 )
-def test_refusals_say_what_is_wrong(cost_SW: F64, quotas: I64, words: str) -> None:
+def test_assignment_errors_name_the_wrong_argument(cost_SW: F64, quotas: I64, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         assign(cost_SW, quotas)
 
 
-def test_huge_quotas_and_costs() -> None:
+def test_assignment_accepts_huge_quotas_and_costs() -> None:
     cost_SW = np.array([[1e300, -1e300], [-1e300, 1e300], [0.0, 1e300]])
     quotas = np.array([2**62, 2**62])
     np.testing.assert_array_equal(assign(cost_SW, quotas), [1, 0, 0])
     np.testing.assert_array_equal(assign(cost_SW, np.array([1, 2])), [1, 0, 1])
 
 
-def test_cheapest_and_has_fault_are_their_numpy_twins() -> None:
+def test_cheapest_and_has_fault_equal_their_numpy_twins() -> None:
     for case in range(100):
         rng = np.random.default_rng([6, case])
         cost_SW = forbidden(rng, 1, 6)
@@ -289,7 +291,7 @@ def test_cheapest_and_has_fault_are_their_numpy_twins() -> None:
 
 
 @pytest.mark.parametrize("costs", [*FINITE, forbidden])
-def test_edges_of_the_board_are_the_cheapest_moves(costs: Costs) -> None:
+def test_board_edges_equal_the_cheapest_moves(costs: Costs) -> None:
     cost_SW = costs(np.random.default_rng(7), 400, 6)
     quotas = even(400, 6)
     board = assign_module._board(cost_SW, quotas)

@@ -63,7 +63,7 @@ Patch = pytest.MonkeyPatch
         ("network", "edge-8", "--network edge-8 has 8 workers and 1 shards, the job 4 and 1"),
     ],
 )
-def test_mistakes_end_before_a_rank_is_started(
+def test_bad_train_option_is_refused_before_ranks_start(
     option: str, value: str, message: str, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is launched: the message comes once, and not from every rank."""
@@ -78,7 +78,7 @@ def test_mistakes_end_before_a_rank_is_started(
     assert said.count("\n") == 1
 
 
-def test_a_folder_of_another_run_is_left_alone(
+def test_train_refuses_the_folder_of_another_run(
     tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "checkpoints" / "step-00000040").mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_a_folder_of_another_run_is_left_alone(
     assert (tmp_path / "run.yaml").read_text() == before
 
 
-def test_a_run_is_copied_into_its_folder_unless_it_is_there(tmp_path: Path) -> None:
+def test_run_file_copy_keeps_an_equal_copy_unchanged(tmp_path: Path) -> None:
     run, path = RunFile(steps=40, out=str(tmp_path)), tmp_path / "run.yaml"
     run.write_copy(tmp_path)
     assert read_run_file(path) == run
@@ -110,7 +110,7 @@ def test_a_run_is_copied_into_its_folder_unless_it_is_there(tmp_path: Path) -> N
     assert (read_run_file(path).steps, read_run_file(path).resume) == (60, False)
 
 
-def test_a_run_file_names_itself(tmp_path: Path) -> None:
+def test_run_file_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("polcy: vanilla\n")
     with pytest.raises(ValueError, match=r"run.yaml: unknown key 'polcy' \(known: data,"):
@@ -157,7 +157,7 @@ def assert_goes_on(settings: Settings, folder: Path, step: int) -> None:
     gathered(results, 2, 1).assert_equal(plain_cached("adagrad", 2, STEPS))
 
 
-def test_a_loader_that_raises(tmp_path: Path) -> None:
+def test_resume_after_a_loader_error_is_exact(tmp_path: Path) -> None:
     settings = saving(tmp_path)
     with pytest.raises(OSError, match="clicks"):
         run(settings, Broken(batches(2, STEPS), 47))
@@ -165,7 +165,7 @@ def test_a_loader_that_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite(value: float, tmp_path: Path) -> None:
+def test_non_finite_loss_is_refused_and_resume_is_exact(value: float, tmp_path: Path) -> None:
     settings, stream = saving(tmp_path), batches(2, STEPS)
     ages = stream[47]["age"].clone()
     ages[3] = value
@@ -176,7 +176,7 @@ def test_a_loss_that_is_not_finite(value: float, tmp_path: Path) -> None:
     assert_goes_on(settings, tmp_path, 40)
 
 
-def test_a_cache_too_small_for_a_step(tmp_path: Path) -> None:
+def test_too_small_cache_is_refused_and_resume_is_exact(tmp_path: Path) -> None:
     """The batch that does not fit comes late; what was saved before it stays."""
     settings, stream = saving(tmp_path, "vanilla"), batches(2, STEPS)
     stream[47] = {**stream[47], "tags": torch.arange(len(stream[47]["tags"])) % 25}
@@ -186,7 +186,7 @@ def test_a_cache_too_small_for_a_step(tmp_path: Path) -> None:
     assert_goes_on(settings, tmp_path, 40)
 
 
-def test_another_cache_starts_empty_and_ends_the_same(tmp_path: Path) -> None:
+def test_resume_with_another_cache_size_is_exact(tmp_path: Path) -> None:
     settings = saving(tmp_path)
     with pytest.raises(OSError, match="clicks"):
         run(settings, Broken(batches(2, STEPS), 47))
@@ -195,7 +195,9 @@ def test_another_cache_starts_empty_and_ends_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["het(4)", "esd(1)"])
-def test_another_cache_for_any_policy(policy: str, tmp_path: Path) -> None:
+def test_resume_with_another_cache_size_trains_the_remaining_steps(
+    policy: str, tmp_path: Path
+) -> None:
     settings = saving(tmp_path, policy)
     with pytest.raises(OSError, match="clicks"):
         run(settings, Broken(batches(2, STEPS), 47))
@@ -204,7 +206,7 @@ def test_another_cache_for_any_policy(policy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["shard0", "dense", "brain", "worker1"])
-def test_a_truncated_checkpoint_is_refused_and_kept(name: str, tmp_path: Path) -> None:
+def test_resume_refuses_a_truncated_checkpoint_and_keeps_it(name: str, tmp_path: Path) -> None:
     settings = saving(tmp_path)
     with pytest.raises(OSError, match="clicks"):
         run(settings, Broken(batches(2, STEPS), 47))
@@ -219,7 +221,7 @@ def test_a_truncated_checkpoint_is_refused_and_kept(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["shard0", "dense", "brain", "worker1"])
-def test_a_flipped_bit_is_found_before_anything_is_trained(name: str, tmp_path: Path) -> None:
+def test_resume_refuses_a_checkpoint_with_a_flipped_bit(name: str, tmp_path: Path) -> None:
     settings = saving(tmp_path)
     with pytest.raises(OSError, match="clicks"):
         run(settings, Broken(batches(2, STEPS), 47))
@@ -234,7 +236,7 @@ def test_a_flipped_bit_is_found_before_anything_is_trained(name: str, tmp_path: 
     assert_goes_on(settings, tmp_path, 40)
 
 
-def test_settings_of_prepare(tmp_path: Path) -> None:
+def test_prepare_refuses_bad_settings(tmp_path: Path) -> None:
     stream = batches(2, 3)
     for name, value, message in (
         ("polcy", "vanilla", "prepare: unknown setting 'polcy'"),
@@ -257,7 +259,7 @@ def test_settings_of_prepare(tmp_path: Path) -> None:
             run(settings, stream)
 
 
-def test_in_place_is_for_one_machine() -> None:
+def test_in_place_refuses_several_machines() -> None:
     stream = batches(2, 3)
     fault = "policy in-place: rows are trained where the shards keep them, so all workers and"
     settings = settings_of("in-place", 2)
@@ -275,7 +277,7 @@ def test_in_place_is_for_one_machine() -> None:
         assert len(one.cluster().used_hosts) == 1
 
 
-def test_in_place_needs_memory_in_common(monkeypatch: Patch) -> None:
+def test_in_place_refuses_ranks_without_shared_memory(monkeypatch: Patch) -> None:
     monkeypatch.setattr(InProcessTransport, "common_memory", lambda transport, size: None)
     with pytest.raises(ValueError, match="policy in-place: shards and workers share no memory"):
         run(settings_of("in-place", 2), batches(2, 3))
@@ -301,7 +303,7 @@ def launch(*command: str, folder: Path, shell: str = "") -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
-def test_a_full_disk_in_a_running_job(tmp_path: Path) -> None:
+def test_full_disk_ends_a_job_and_a_larger_disk_resumes_it(tmp_path: Path) -> None:
     """The first checkpoint fits, the second does not: it stays, and is gone on from elsewhere."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -325,7 +327,7 @@ def test_a_full_disk_in_a_running_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_model_in_a_real_run(tmp_path: Path) -> None:
+def test_real_run_refuses_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     code, output = launch("--steps", "5", folder=tmp_path / "run")
     assert code == 0, output
     code, output = launch("--steps", "9", "--dim", "4", "--resume", folder=tmp_path / "run")
@@ -336,7 +338,7 @@ def test_a_checkpoint_of_another_model_in_a_real_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_launcher_that_starts_too_few(tmp_path: Path) -> None:
+def test_launcher_that_starts_too_few_ranks_is_refused(tmp_path: Path) -> None:
     RunFile(workers=3, steps=5, out=str(tmp_path / "out")).write(tmp_path / "run.yaml")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "3", "-m", "embroute.train", str(tmp_path / "run.yaml")]

@@ -59,14 +59,16 @@ def test_batch_holds_its_samples(data: list[Sample]) -> None:
 
 
 @given(samples.filter(bool), st.data())
-def test_take(data: list[Sample], draw: st.DataObject) -> None:
+def test_take_selects_samples_in_order(data: list[Sample], draw: st.DataObject) -> None:
     order = draw.draw(st.lists(st.integers(0, len(data) - 1), max_size=10))
     taken = to_batch(data).take(np.array(order, np.intp))
     assert to_samples(taken) == [data[s] for s in order]
 
 
 @given(samples, st.integers(0, 8), st.integers(0, 10))
-def test_slice(data: list[Sample], start: int, length: int) -> None:
+def test_slice_selects_samples_without_copying_rows(
+    data: list[Sample], start: int, length: int
+) -> None:
     start = min(start, len(data))
     batch = to_batch(data)
     part = batch.slice(start, start + length)
@@ -76,7 +78,7 @@ def test_slice(data: list[Sample], start: int, length: int) -> None:
 
 
 @given(st.lists(samples, min_size=1, max_size=4))
-def test_concat(parts: list[list[Sample]]) -> None:
+def test_concat_joins_samples_in_order(parts: list[list[Sample]]) -> None:
     joined = concat([to_batch(part) for part in parts])
     assert to_samples(joined) == [sample for part in parts for sample in part]
 
@@ -87,7 +89,7 @@ def test_unlabelled_batches_stay_unlabelled() -> None:
         assert len(part.label) == 0
 
 
-def test_one_hot() -> None:
+def test_one_hot_makes_one_id_per_field() -> None:
     batch = one_hot(np.array([[1, 5], [PADDING, 6]]))
     assert len(batch) == 2
     assert batch.rows.tolist() == [1, 5, PADDING, 6]

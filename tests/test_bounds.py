@@ -115,7 +115,7 @@ steady = settings(deadline=None, derandomize=True, suppress_health_check=[Health
 @pytest.mark.parametrize("name", EXACT)
 @settings(steady, max_examples=25)
 @given(job=jobs())
-def test_no_exact_policy_is_below_the_bound(name: str, job: Workload) -> None:
+def test_exact_policies_stay_above_the_lower_bound(name: str, job: Workload) -> None:
     outcome = measured(name, job)
     if outcome is not None:
         assert_not_above(workload_bound(job), outcome)
@@ -123,7 +123,7 @@ def test_no_exact_policy_is_below_the_bound(name: str, job: Workload) -> None:
 
 @settings(steady, max_examples=25)
 @given(job=jobs())
-def test_nor_is_one_that_trains_rows_in_place(job: Workload) -> None:
+def test_in_place_stays_above_the_lower_bound(job: Workload) -> None:
     job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
     for name in ("in-place", "vanilla"):
         outcome = measured(name, job)
@@ -131,7 +131,7 @@ def test_nor_is_one_that_trains_rows_in_place(job: Workload) -> None:
             assert_not_above(workload_bound(job), outcome)
 
 
-def test_a_short_last_batch_does_not_lift_the_bound() -> None:
+def test_short_last_batch_does_not_raise_the_lower_bound() -> None:
     hosts = (Host("shard", 1e9, 1e9), Host("worker", 1e9, 1e9))
     cluster = Cluster(hosts, (Worker(1),), (0,), compute_s_per_sample=1e-3)
     schema = Schema((Table("t", 5),), (Field("f", 0),))
@@ -164,7 +164,7 @@ def brute_force(uses: Uses, capacity: int) -> int:
 
 @settings(steady, max_examples=150)
 @given(st.lists(st.sets(st.integers(0, 4), max_size=4), min_size=1, max_size=6), st.integers(0, 5))
-def test_kept_uses_are_the_most_possible(uses: Uses, capacity: int) -> None:
+def test_kept_uses_equal_brute_force(uses: Uses, capacity: int) -> None:
     steps = len(uses)
     next_uses = [np.zeros(steps + 1, np.int64) for _ in uses]
     for start, stop in intervals(uses):
@@ -185,7 +185,7 @@ def alone(job: Workload, cache: float) -> Workload:
 
 @settings(steady, max_examples=25)
 @given(job=jobs(whole_batches=False))
-def test_one_worker_with_room_for_everything_reaches_the_bound(job: Workload) -> None:
+def test_one_worker_with_a_full_cache_reaches_the_lower_bound(job: Workload) -> None:
     # Nobody else needs a row and nothing is evicted, so each row is made or pulled at its first
     # use and comes home in the drain: at most one pull and one push, which no policy can avoid.
     job = alone(job, 1.0)
@@ -196,7 +196,7 @@ def test_one_worker_with_room_for_everything_reaches_the_bound(job: Workload) ->
 
 @settings(steady, max_examples=50)
 @given(job=jobs(whole_batches=False), cache=st.sampled_from([0.3, 0.5, 0.7]))
-def test_one_worker_that_sees_everything_reaches_the_bound(job: Workload, cache: float) -> None:
+def test_one_clairvoyant_worker_reaches_the_lower_bound(job: Workload, cache: float) -> None:
     # From empty caches: a warm-up may leave other rows than the best ones for what follows.
     job = replace(alone(job, cache), warmup=0)
     outcome = measured(f"dispatch=block sync={MAKING} evict=clairvoyant(40)", job)
@@ -211,7 +211,7 @@ def setup_of(setup: Setup, cache: float) -> Setup:
 
 @settings(steady, max_examples=25)
 @given(job=jobs())
-def test_more_cache_never_lifts_the_bound(job: Workload) -> None:
+def test_larger_cache_never_raises_the_lower_bound(job: Workload) -> None:
     shares = (0.0, 0.2, 0.5, 1.0)
     moved = [
         int(workload_bound(replace(job, setup=setup_of(job.setup, share))).pulls_A.sum())

@@ -136,7 +136,7 @@ def picture(browser: Browser, name: str, selector: str) -> None:
         browser.set_window_size(1280, 1000)
 
 
-def test_a_comparison_loads_without_errors(browser: Browser, made: Made) -> None:
+def test_comparison_page_loads_without_errors(browser: Browser, made: Made) -> None:
     load(browser, made[0])
     assert faults(browser) == []
     assert inked(browser) > 10_000
@@ -145,7 +145,7 @@ def test_a_comparison_loads_without_errors(browser: Browser, made: Made) -> None
     picture(browser, "compare-cache.png", "section:nth-of-type(4)")
 
 
-def test_the_table_shows_the_json(browser: Browser, made: Made) -> None:
+def test_comparison_table_shows_the_json_values(browser: Browser, made: Made) -> None:
     load(browser, made[0])
     rows = browser.find_elements(By.CSS_SELECTOR, "#sheet tbody tr")
     shown = [[cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in rows]
@@ -156,7 +156,7 @@ def test_the_table_shows_the_json(browser: Browser, made: Made) -> None:
         assert cells[5] == f"{1e3 * entry['step_time_s']:,.4f}"
 
 
-def test_rows_and_bytes_switch(browser: Browser, made: Made) -> None:
+def test_unit_control_switches_rows_and_bytes(browser: Browser, made: Made) -> None:
     load(browser, made[0])
     entries = made[1]["policies"].values()
     pulled = column(browser, "traffic", "miss_pull")
@@ -166,7 +166,7 @@ def test_rows_and_bytes_switch(browser: Browser, made: Made) -> None:
     assert faults(browser) == []
 
 
-def test_another_policy_can_be_chosen(browser: Browser, made: Made) -> None:
+def test_policy_control_changes_the_breakdown(browser: Browser, made: Made) -> None:
     load(browser, made[0])
     control = Select(browser.find_element(By.ID, "policy"))
     assert {option.text for option in control.options} <= set(made[1]["policies"])
@@ -186,7 +186,7 @@ def canvas_ink(browser: Browser) -> str:
     return str(browser.execute_script(script))
 
 
-def test_dark_follows_the_viewer_and_the_button(browser: Browser, made: Made) -> None:
+def test_dark_theme_follows_the_system_and_the_button(browser: Browser, made: Made) -> None:
     load(browser, made[0], "dark")
     assert root(browser, "theme") == "dark"
     dark = canvas_ink(browser)
@@ -200,7 +200,7 @@ def test_dark_follows_the_viewer_and_the_button(browser: Browser, made: Made) ->
     assert faults(browser) == []
 
 
-def test_files_can_be_downloaded(browser: Browser, made: Made) -> None:
+def test_page_offers_its_json_for_download(browser: Browser, made: Made) -> None:
     load(browser, made[0])
     script = """
         const done = arguments[arguments.length - 1];
@@ -212,7 +212,7 @@ def test_files_can_be_downloaded(browser: Browser, made: Made) -> None:
     assert fetched == made[1]
 
 
-def test_tradeoffs_stand_beside_the_papers(browser: Browser, traded: Made) -> None:
+def test_tradeoff_tables_show_the_figures_of_papers(browser: Browser, traded: Made) -> None:
     load(browser, traded[0])
     assert faults(browser) == []
     tables = browser.find_elements(By.CSS_SELECTOR, "table.prose")
@@ -232,7 +232,7 @@ def against(browser: Browser, name: str) -> list[float]:
     return column(browser, "loss-0", "x")
 
 
-def test_a_run(browser: Browser, run: Path) -> None:
+def test_run_page_draws_loss_against_steps_time_and_bytes(browser: Browser, run: Path) -> None:
     load(browser, run / "report.html")
     steps = column(browser, "loss-0", "x")
     assert steps == sorted(set(steps))
@@ -286,7 +286,7 @@ def brightness(color: str) -> float:
 
 
 @pytest.mark.parametrize("preferred", ["light", "dark"])
-def test_values_under_the_mouse_are_legible(browser: Browser, made: Made, preferred: str) -> None:
+def test_tooltips_are_legible_in_both_themes(browser: Browser, made: Made, preferred: str) -> None:
     load(browser, made[0], preferred)
     tip = hover(browser, "figure-0")
     policy = next(name for name in made[1]["policies"] if f"{name}:" in tip["text"])
@@ -302,7 +302,7 @@ def test_values_under_the_mouse_are_legible(browser: Browser, made: Made, prefer
     assert faults(browser) == []
 
 
-def test_a_run_shows_what_its_workers_did(browser: Browser, run: Path) -> None:
+def test_run_page_draws_the_timeline_of_workers(browser: Browser, run: Path) -> None:
     load(browser, run / "report.html")
     spent = column(browser, "measured-0-compute", "ms")
     starts = column(browser, "measured-0-compute", "from")

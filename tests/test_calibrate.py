@@ -28,14 +28,14 @@ def counts(knobs: Knobs, number: int) -> npt.NDArray[np.int64]:
 
 @pytest.mark.parametrize("times", [1, 10, 30])
 @pytest.mark.parametrize(("number", "drift"), [(0, 0.0), (1, 0.0), (1, 5.0)])
-def test_distinct_ids_in_closed_form(times: int, number: int, drift: float) -> None:
+def test_closed_form_of_distinct_ids_matches_draws(times: int, number: int, drift: float) -> None:
     knobs = Knobs(SAMPLES, sessions=0.3, drift=drift)
     found = (counts(knobs, number) >= times).sum()
     assert given(SOURCE_LAWS[number], knobs, Ids(SAMPLES, times)) == pytest.approx(found, rel=0.04)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_top_shares_and_gini_in_closed_form(number: int) -> None:
+def test_closed_form_of_top_shares_and_gini_matches_draws(number: int) -> None:
     knobs = Knobs(SAMPLES, sessions=0.3 * (number == 0), drift=3.0)
     found = np.sort(counts(knobs, number))[::-1]
     for ids in (1, 10):
@@ -58,7 +58,7 @@ def test_chances_without_sessions_are_poisson() -> None:
 
 
 @pytest.mark.parametrize("preset", FACTS)
-def test_presets_are_near_the_facts(preset: str) -> None:
+def test_presets_are_near_the_published_facts(preset: str) -> None:
     knobs = LOG_PRESETS[preset].knobs
     laws = {law.name: law for law in LOG_PRESETS[preset].fields}
     for name, facts in FACTS[preset].items():

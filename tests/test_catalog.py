@@ -79,7 +79,7 @@ PART_TEXTS = [
 
 
 @pytest.mark.parametrize("text", SYSTEM_TEXTS)
-def test_every_system_with_every_option(text: str) -> None:
+def test_every_system_runs_with_every_option(text: str) -> None:
     policy = make_policy(text)
     assert policy.name == text
     assert policy.workers == "all"
@@ -89,14 +89,14 @@ def test_every_system_with_every_option(text: str) -> None:
     measure_named(text, job)
 
 
-def test_in_place_refuses_several_hosts() -> None:
+def test_simulation_of_in_place_refuses_several_hosts() -> None:
     fault = "policy in-place: rows are trained where the shards keep them, so all workers and "
     fault += "shards must be on one host, here and in --network (docs/cluster.md)"
     with pytest.raises(ValueError, match=re.escape(fault)):
         measure_named("in-place", job_of())
 
 
-def test_in_place_moves_gradients_of_shared_rows_alone() -> None:
+def test_in_place_moves_only_gradients_of_shared_rows() -> None:
     job = job_of("adagrad")
     job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
     for step in simulate(make_policy("in-place"), job):
@@ -108,12 +108,12 @@ def test_in_place_moves_gradients_of_shared_rows_alone() -> None:
 
 
 @pytest.mark.parametrize("text", PART_TEXTS)
-def test_every_part_with_every_option(text: str) -> None:
+def test_every_policy_part_runs_with_every_option(text: str) -> None:
     assert make_policy(text).name == text
     measure_named(text, job_of())
 
 
-def test_a_mix_has_the_parts_it_names() -> None:
+def test_mixed_policy_has_the_named_parts() -> None:
     policy = make_policy("  evict=clairvoyant(9)   dispatch=esd(0.5, ties=any) sync=het( 10 )  ")
     assert policy.dispatch.name == "esd"
     assert policy.sync.name == "het(10)"
@@ -123,7 +123,7 @@ def test_a_mix_has_the_parts_it_names() -> None:
     assert not policy.exact
 
 
-def test_what_a_mix_leaves_out() -> None:
+def test_mixed_policy_fills_missing_parts_with_defaults() -> None:
     policy = make_policy("dispatch=esd")
     assert (policy.sync.name, policy.evict.name, policy.workers) == ("on-demand", "lru", "all")
     assert make_policy("sync=on-demand").dispatch.name == "block"
@@ -132,7 +132,7 @@ def test_what_a_mix_leaves_out() -> None:
 @pytest.mark.parametrize(
     "text", ["esd(1)", " esd( 1 ) ", "esd (alpha = 1)", "esd( alpha=1 ,ties=block)"]
 )
-def test_blanks_change_nothing(text: str) -> None:
+def test_blanks_in_a_policy_name_change_nothing(text: str) -> None:
     plain, spaced = measure_named("esd(1)", job_of()), measure_named(text, job_of())
     assert spaced.transmission_cost_s == plain.transmission_cost_s
     assert np.array_equal(spaced.traffic.rows_WKIP, plain.traffic.rows_WKIP)
@@ -147,11 +147,11 @@ def test_blanks_change_nothing(text: str) -> None:
         ("unbounded(herald, workers=fast)", "fast"),
     ],
 )
-def test_workers_of_any_policy(text: str, workers: str) -> None:
+def test_every_policy_accepts_a_workers_option(text: str, workers: str) -> None:
     assert make_policy(text).workers == workers
 
 
-def test_promises() -> None:
+def test_catalog_states_the_properties_of_each_system() -> None:
     exact = {name: make_policy(name).exact for name in SYSTEMS}
     assert exact == dict.fromkeys(SYSTEMS, True) | {"het": False}
     assert make_policy("het(0)").exact
@@ -200,7 +200,7 @@ NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-p
         ("unbounded(fast)", f"no policy 'fast' (there are {NAMES})"),
     ],
 )
-def test_bad_names(text: str, fault: str) -> None:
+def test_bad_policy_names_are_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         make_policy(text)
 
@@ -216,7 +216,7 @@ def test_bad_names(text: str, fault: str) -> None:
         ("dispatch=esd herald", "expected dispatch=, sync=, evict= or workers=, got 'herald'"),
     ],
 )
-def test_mixes_without_meaning(text: str, fault: str) -> None:
+def test_contradicting_policy_parts_are_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)) as caught:
         make_policy(text)
     assert str(caught.value).startswith(f"--policy {text!r}: ")
@@ -229,11 +229,11 @@ def test_het_refuses_adam(text: str) -> None:
         start(make_policy(text), job_of("adam").setup)
 
 
-def test_het_of_nothing_takes_adam() -> None:
+def test_het_0_accepts_adam() -> None:
     measure_named("het(0)", job_of("adam"))
 
 
-def test_het_of_nothing_is_vanilla_dealt_in_turn() -> None:
+def test_het_0_equals_vanilla_with_robin_dispatch() -> None:
     bounded = list(simulate(make_policy("het(0)"), job_of("adagrad")))
     vanilla = make_policy("dispatch=robin sync=write-through evict=lru")
     for left, right in zip(bounded, simulate(vanilla, job_of("adagrad")), strict=True):
@@ -266,7 +266,7 @@ def dealings(draw: st.DrawFn) -> tuple[F64, I64]:
 
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(dealings())
-def test_opt_never_costs_more_than_heu(dealing: tuple[F64, I64]) -> None:
+def test_esd_opt_never_costs_more_than_heu(dealing: tuple[F64, I64]) -> None:
     cost_SW, quotas_W = dealing
     best = hybrid(cost_SW, quotas_W, 1.0)
     for alpha in (0.0, 0.3, 0.5, 0.9):
@@ -276,13 +276,13 @@ def test_opt_never_costs_more_than_heu(dealing: tuple[F64, I64]) -> None:
     assert (np.bincount(best, minlength=len(quotas_W)) == quotas_W).all()
 
 
-def test_heu_serves_the_clearest_preference_first() -> None:
+def test_esd_heu_serves_the_largest_regret_first() -> None:
     # Both want worker 0; the second loses more elsewhere, so it goes first.
     cost_SW = np.array([[1.0, 2.0], [1.0, 9.0]])
     assert hybrid(cost_SW, np.array([1, 1]), 0.0).tolist() == [1, 0]
 
 
-def test_a_share_is_left_to_opt() -> None:
+def test_esd_alpha_splits_samples_between_heu_and_opt() -> None:
     # Heu takes the clearest preference of the three (sample 0); Opt deals the other two.
     cost_SW = np.array([[0.0, 9.0, 9.0], [5.0, 1.0, 2.0], [5.0, 1.0, 4.0]])
     assert hybrid(cost_SW, np.array([1, 1, 1]), 2 / 3).tolist() == [0, 2, 1]

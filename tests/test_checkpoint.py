@@ -101,7 +101,7 @@ def assert_whole(path: Path, step: int) -> None:
 @pytest.mark.parametrize("name", ["sgd", "rowwise-adagrad", "adam"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("old", "new"), [(1, 1), (3, 3), (1, 4), (4, 1), (2, 3), (4, 6), (5, 2)])
-def test_rows_find_their_new_shard(
+def test_saved_rows_load_into_another_number_of_shards(
     name: str, dtype: str, old: int, new: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(rank_files, "COPIED_BYTES", 300)
@@ -123,7 +123,7 @@ def test_rows_find_their_new_shard(
             np.testing.assert_array_equal(mine, its, strict=True)
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         (partial_folder(tmp_path, step, "other") / "shard7.safetensors").write_text(
             "of a crashed run"
@@ -141,7 +141,9 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [10, 15])  # the same step again, and a later one
-def test_a_crash_at_any_moment(step: int, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_crash_while_saving_leaves_a_whole_checkpoint(
+    step: int, tmp_path: Path, monkeypatch: Patch
+) -> None:
     left = [0]  # calls until the crash
 
     def crashing(function: Callable[..., object]) -> Callable[..., object]:
@@ -183,7 +185,7 @@ def test_a_crash_at_any_moment(step: int, tmp_path: Path, monkeypatch: Patch) ->
         ("manifest.json", lambda data: b'{"version": 1}', "has version 1, this program reads 2"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused(
+def test_verify_refuses_a_damaged_checkpoint(
     file: str, harm: Callable[[bytes], bytes | None], message: str, tmp_path: Path
 ) -> None:
     old, path = write_checkpoint(tmp_path, 5), write_checkpoint(tmp_path, 10)
@@ -196,7 +198,7 @@ def test_a_damaged_checkpoint_is_refused(
     assert_whole(old, 5)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_identity_check_refuses_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 10)
     saved = read_manifest(path).identity
     mine = identity_of(places_of(5), replace(ADAGRAD, lr=0.7), "float32", MODEL)
@@ -224,7 +226,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["shard0.safetensors", "manifest.json"])
-def test_a_full_disk_harms_nothing(file: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_full_disk_keeps_the_older_checkpoint(
+    file: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     write_checkpoint(tmp_path, 10)
     opened = Path.open
 
@@ -269,7 +273,9 @@ def train_dense(model: nn.Module, training: Training, steps: range) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_dense_goes_on(kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_dense_training_resumes_bit_identically(
+    kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: Patch
+) -> None:
     model, training = dense_job(kind, dtype, seed=1)
     train_dense(model, training, range(4))
     rank_files.save_dense(tmp_path, training, torch.get_rng_state())
@@ -285,7 +291,7 @@ def test_dense_goes_on(kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatc
         assert torch.equal(tensor, other.state_dict()[name]), name
 
 
-def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_dense_state_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     training, adam = (dense_job(kind, torch.float32, 1)[1] for kind in ("SGD", "Adam"))
     rank_files.save_dense(tmp_path, training, RANDOM)
     for other, message in (
@@ -301,7 +307,7 @@ def test_dense_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         rank_files.save_dense(tmp_path, replace(training, extras={"odd": odd}), RANDOM)
 
 
-def test_a_worker_gets_its_cache_back(tmp_path: Path) -> None:
+def test_worker_cache_is_restored(tmp_path: Path) -> None:
     sharding, sgd = places_of(2), RowOptimizer("sgd", 1)
     kinds = [RecordWidths(sharding, optimizer, "float64") for optimizer in (ADAGRAD, ADAGRAD, sgd)]
     store, other, narrow = (CacheStore(1, sharding, kind, ADAGRAD, True) for kind in kinds)
@@ -323,7 +329,9 @@ def command(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize(("dtype", "num_shards"), [("float32", 1), ("float64", 3)])
-def test_export(dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_export_writes_tables_that_load_again(
+    dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(tensor_file, "PIECE_BYTES", 200)
     monkeypatch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 150)
     path, out = write_checkpoint(tmp_path, 10, num_shards, dtype), tmp_path / "tables.safetensors"
@@ -355,7 +363,7 @@ def test_export(dtype: str, num_shards: int, tmp_path: Path, monkeypatch: Patch)
     assert_whole(path, 10)
 
 
-def test_inspect(tmp_path: Path) -> None:
+def test_inspect_prints_the_checkpoint(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 1200, num_shards=3)
     text = command("inspect", tmp_path, "--verify")
     assert max(map(len, text.splitlines()[1:])) <= 80  # the first names the folder
@@ -364,7 +372,7 @@ def test_inspect(tmp_path: Path) -> None:
     assert re.search(r"c\[x\] +\S +40 \S +4 \S +4 \S +1.3 KB", text)
 
 
-def test_other_commands_import_neither_torch_nor_xxhash() -> None:
+def test_cli_import_loads_neither_torch_nor_xxhash() -> None:
     unseen = "not {'torch', 'xxhash'}.isdisjoint(sys.modules)"
     load = "[embroute.cli.main.load_command(name) for name, *_ in embroute.cli.main.COMMANDS]"
     code = f"import sys, embroute.cli.main; {load}; sys.exit({unseen})"

@@ -115,14 +115,14 @@ def fault(*arguments: str) -> str:
     return str(result.exception)
 
 
-def test_commands() -> None:
+def test_cli_has_exactly_the_documented_commands() -> None:
     assert {name for name, _ in walk(cli)} == COMMANDS
     documented = [command.help or command.short_help for _, command in walk(cli)]
     assert all(documented)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_shows_every_option(name: str) -> None:
+def test_help_of_each_command_lists_its_options(name: str) -> None:
     result = CliRunner().invoke(cli, [*name.split(), "--help"])
     assert result.exit_code == 0
     shown = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", result.output, re.MULTILINE))
@@ -133,7 +133,7 @@ def test_help_shows_every_option(name: str) -> None:
     assert all(p.help for p in command.params if isinstance(p, click.Option))
 
 
-def test_short_help() -> None:
+def test_short_help_flag_lists_all_commands() -> None:
     result = CliRunner().invoke(cli, ["-h"])
     assert result.exit_code == 0
     assert all(re.search(rf"^  {name} ", result.output, re.MULTILINE) for name in cli.commands)
@@ -151,14 +151,14 @@ def test_help_of_compare_names_every_policy() -> None:
     assert "lower-bound:" in output.replace("lower- bound", "lower-bound")  # at the end of a line
 
 
-def test_version_of_the_program_and_of_the_module() -> None:
+def test_version_is_printed_by_program_and_module() -> None:
     expected = f"embroute, version {embroute.__version__}\n"
     assert CliRunner().invoke(cli, ["--version"]).output == expected
     module = [sys.executable, "-m", "embroute", "--version"]
     assert subprocess.run(module, capture_output=True, text=True, check=True).stdout == expected
 
 
-def test_a_mistake_is_one_line_and_exit_code_2() -> None:
+def test_user_mistake_prints_one_line_and_exits_with_2() -> None:
     result = run("compare", "--cache", "100rows", *SHORT)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -169,13 +169,13 @@ def test_a_mistake_is_one_line_and_exit_code_2() -> None:
     )
 
 
-def test_an_unknown_option_is_exit_code_2() -> None:
+def test_unknown_option_exits_with_2() -> None:
     result = CliRunner().invoke(cli, ["compare", "--polices", "esd"])
     assert result.exit_code == 2
     assert "No such option" in result.stderr
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_closed_output_pipe_prints_no_error() -> None:
     script = f"{PROGRAM} compare --policies vanilla --steps 12 --warmup 2 | true"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert result.stderr == ""
@@ -211,7 +211,7 @@ main()
 """
 
 
-def test_a_comparison_in_a_pipe_without_torch(tmp_path: Path) -> None:
+def test_compare_runs_without_torch_and_prints_plain_text(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     command = [sys.executable, "-c", WITHOUT_TORCH, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -268,7 +268,7 @@ def test_a_comparison_in_a_pipe_without_torch(tmp_path: Path) -> None:
         (("--limit", "0"), "--limit must be a whole number of at least 1, got 0"),
     ],
 )
-def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
+def test_compare_names_the_wrong_option(arguments: tuple[str, ...], message: str) -> None:
     assert message in fault("compare", *arguments)
 
 
@@ -282,25 +282,27 @@ def test_mistakes(arguments: tuple[str, ...], message: str) -> None:
         (("--csv", "."), "--csv .: this is a folder, give a file in it"),
     ],
 )
-def test_mistakes_of_simulate(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_simulate_names_the_wrong_option(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     assert message in fault("simulate", "--csv", str(tmp_path / "x.csv"), *arguments)
 
 
 @pytest.mark.parametrize(
     "arguments", [("--batch", "0"), ("--steps", "x"), ("--optimizer", "lion"), ("--epochs", "0")]
 )
-def test_values_that_an_option_never_takes(arguments: tuple[str, ...]) -> None:
+def test_options_refuse_values_outside_their_range(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(cli, ["compare", *arguments])
     assert result.exit_code == 2
     assert f"Invalid value for '{arguments[0]}'" in result.stderr
 
 
-def test_outputs_are_checked_before_data_is_opened() -> None:
+def test_output_paths_are_checked_before_data_opens() -> None:
     # The data does not exist either; the folder is what is told.
     assert "missing" in fault("compare", "--data", "nowhere.csv", "--json", "missing/x.json")
 
 
-def test_workers_of_a_file_are_not_those_of_a_preset(tmp_path: Path) -> None:
+def test_worker_count_must_match_the_network_file(tmp_path: Path) -> None:
     path = tmp_path / "edge-8.yaml"
     path.write_text("hosts: {a: {link: 1gbit}}\nworkers: [a, a]\nshards: [a]\n")
     message = fault("compare", "--network", str(path), "--workers", "3")
@@ -319,7 +321,7 @@ def test_workers_of_a_file_are_not_those_of_a_preset(tmp_path: Path) -> None:
         ("--data", "movielens-25m(samples=20000)", "--cache", "20%"),
     ],
 )
-def test_options_that_work_together(arguments: tuple[str, ...]) -> None:
+def test_compare_accepts_combined_options(arguments: tuple[str, ...]) -> None:
     command = ["compare", "--policies", "esd(1),lower-bound", *SHORT, *arguments]
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 0, result.output
@@ -338,7 +340,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("page", "command", "told"), EXAMPLES)
-def test_examples_of_the_manual(
+def test_commands_of_the_manual_print_what_it_shows(
     page: str, command: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, kind in (("clicks.csv", "csv"), ("cluster.yaml", "yaml")):
@@ -353,7 +355,7 @@ def test_examples_of_the_manual(
         assert all(line in result.output for line in told.splitlines())
 
 
-def test_the_manual_describes_every_data_option_and_name() -> None:
+def test_manual_describes_every_data_option_and_name() -> None:
     text = (DOCS / "data.md").read_text()
     names = {*DATA_OPTIONS, *built_in_names(), *(knob.name for knob in fields(Knobs))}
     assert all(f"`{name}`" in text for name in names)

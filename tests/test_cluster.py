@@ -32,7 +32,7 @@ def gigabits(cluster: Cluster) -> list[float]:
     return [float(rate) for rate in cluster.bytes_s_W / GIGABIT]
 
 
-def test_edge() -> None:
+def test_edge_preset_has_fast_and_slow_links() -> None:
     cluster = open_cluster("edge-8")
     assert gigabits(cluster) == [5.0] * 4 + [0.5] * 4
     assert cluster.shards == (0,)
@@ -42,19 +42,19 @@ def test_edge() -> None:
     assert GIGABIT == 1.25e8
 
 
-def test_datacenter() -> None:
+def test_dc_preset_has_equal_links() -> None:
     cluster = open_cluster("dc-8")
     assert gigabits(cluster) == [100.0] * 8
     assert cluster.hosts[cluster.shards[0]].up_bytes_s == 100 * GIGABIT
 
 
-def test_uneven_is_edge_with_two_slow_machines() -> None:
+def test_uneven_preset_is_edge_with_two_slow_machines() -> None:
     cluster = open_cluster("uneven-8")
     assert gigabits(cluster) == gigabits(open_cluster("edge-8"))
     assert [worker.slowness for worker in cluster.workers] == [1.0] * 6 + [2.0] * 2
 
 
-def test_colocated_shards_are_a_step_away_from_their_own_worker_only() -> None:
+def test_colo_preset_puts_one_shard_beside_each_worker() -> None:
     cluster = open_cluster("colo-4")
     assert cluster.num_shards == cluster.num_workers == 4
     assert gigabits(cluster) == [10.0] * 4
@@ -63,13 +63,13 @@ def test_colocated_shards_are_a_step_away_from_their_own_worker_only() -> None:
 
 @pytest.mark.parametrize("name", CLUSTER_PRESETS)
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 1024])
-def test_presets_have_any_number_of_workers(name: str, count: int) -> None:
+def test_presets_accept_any_number_of_workers(name: str, count: int) -> None:
     cluster = open_cluster(f"{name}-{count}")
     assert cluster.num_workers == count
     assert len({host.name for host in cluster.hosts}) == len(cluster.hosts)
 
 
-def test_the_larger_half_of_edge_is_fast() -> None:
+def test_edge_preset_gives_the_larger_half_fast_links() -> None:
     assert gigabits(open_cluster("edge-3")) == [5.0, 5.0, 0.5]
     assert gigabits(open_cluster("edge-1")) == [5.0]
 
@@ -84,12 +84,12 @@ def test_the_larger_half_of_edge_is_fast() -> None:
         ("missing.yaml", "--network 'missing.yaml': neither a preset (edge-N, dc-N, "),
     ],
 )
-def test_unknown_networks(text: str, fault: str) -> None:
+def test_unknown_networks_are_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         open_cluster(text)
 
 
-def test_only_takes_workers_in_the_given_order_and_leaves_the_cluster_alone() -> None:
+def test_only_selects_workers_in_order_and_keeps_the_cluster() -> None:
     cluster = open_cluster("uneven-8")
     before = repr(cluster)
     assert gigabits(cluster) == [5.0] * 4 + [0.5] * 4  # fills the cache of the property
@@ -100,12 +100,12 @@ def test_only_takes_workers_in_the_given_order_and_leaves_the_cluster_alone() ->
     assert cluster.num_workers == 8
 
 
-def test_compute_follows_slowness() -> None:
+def test_compute_time_follows_slowness() -> None:
     cluster = Cluster((Host("a", 1, 1),), (Worker(0), Worker(0, 2.5)), (0,), 0, 2e-3)
     assert cluster.compute_s_W.tolist() == [2e-3, 5e-3]
 
 
-def test_the_manuals_example(write: Write) -> None:
+def test_cluster_file_of_the_manual_reads_as_described(write: Write) -> None:
     match = re.search(r"```yaml\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     assert match is not None
     cluster = open_cluster(str(write(match.group(1))))
@@ -118,12 +118,12 @@ def test_the_manuals_example(write: Write) -> None:
     assert cluster.coordinator == 0
 
 
-def test_the_manual_names_every_preset() -> None:
+def test_manual_names_every_cluster_preset() -> None:
     text = MANUAL.read_text()
     assert all(f"`{name}-N`" in text for name in CLUSTER_PRESETS)
 
 
-def test_a_side_goes_before_the_link(write: Write) -> None:
+def test_up_and_down_rates_override_the_link_rate(write: Write) -> None:
     path = write(
         "hosts: {a: {link: 1gbit, up: 500 MBIT}, b: {link: 1Gbit}}\nworkers: [a]\nshards: [b]"
     )
@@ -137,7 +137,7 @@ def test_a_side_goes_before_the_link(write: Write) -> None:
     ("rate", "bytes_s"),
     [("8kbit", 1e3), ("8 kbit/s", 1e3), ("1.5Mbit", 187_500.0), (".5gbit", 62.5e6)],
 )
-def test_rates(write: Write, rate: str, bytes_s: float) -> None:
+def test_link_rates_accept_all_units(write: Write, rate: str, bytes_s: float) -> None:
     path = write(f"hosts: {{a: {{link: {rate}}}}}\nworkers: [a]\nshards: [a]")
     assert read_cluster(path).hosts[0].up_bytes_s == pytest.approx(bytes_s)
 
@@ -180,7 +180,7 @@ def refused(path: Path, fault: str) -> None:
         (HOSTS + RANKS + "coordinator: c", "coordinator: no host 'c' (hosts: a, b)"),
     ],
 )
-def test_bad_files(write: Write, text: str, fault: str) -> None:
+def test_bad_cluster_files_are_refused(write: Write, text: str, fault: str) -> None:
     refused(write(text), fault)
 
 
@@ -207,7 +207,7 @@ def test_bad_files(write: Write, text: str, fault: str) -> None:
         ("{link: 1gbit, latency: -5ms}", "latency: expected a number with one of us, ms, s, got"),
     ],
 )
-def test_bad_hosts(write: Write, host: str, fault: str) -> None:
+def test_bad_hosts_of_a_cluster_file_are_refused(write: Write, host: str, fault: str) -> None:
     refused(write(f"hosts: {{b: {{link: 1gbit}}, a: {host}}}\n" + RANKS), f"hosts: a: {fault}")
 
 
@@ -225,11 +225,11 @@ def test_bad_hosts(write: Write, host: str, fault: str) -> None:
         ("{host: a, slowness: true}", "slowness must be a number of at least 1e-06, got True"),
     ],
 )
-def test_bad_workers(write: Write, worker: str, fault: str) -> None:
+def test_bad_workers_of_a_cluster_file_are_refused(write: Write, worker: str, fault: str) -> None:
     refused(write(HOSTS + f"workers: [b, {worker}]\nshards: [b]"), f"workers[1]: {fault}")
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+def test_cluster_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.yml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(
@@ -238,7 +238,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         open_cluster(str(path))
 
 
-def test_a_file_with_characters_yaml_refuses(tmp_path: Path) -> None:
+def test_cluster_file_with_forbidden_characters_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.yml"
     path.write_bytes(b"hosts: \x00")
     with pytest.raises(ValueError, match=re.escape(f"{path}: not YAML: unacceptable character")):

@@ -108,7 +108,7 @@ def check_counts(entry: Found, where: str) -> None:
         assert all(count >= 0 for kind, count in counts.items() if kind != "drain"), where
 
 
-def test_json_has_the_documented_shape(found: Found) -> None:
+def test_compare_json_has_the_documented_shape(found: Found) -> None:
     check(found, TOP, "top")
     assert list(found["policies"]) == ["vanilla", *NAMES]
     for name, entry in found["policies"].items():
@@ -121,13 +121,13 @@ def test_json_has_the_documented_shape(found: Found) -> None:
         assert entry["workers"] == [worker["worker"] for worker in entry["per_worker"]]
 
 
-def test_the_manual_names_every_field() -> None:
+def test_manual_names_every_json_field() -> None:
     text = MANUAL.read_text()
     for key in {*TOP, *POLICY, *WORKER, *BYTES}:
         assert f"`{key}`" in text, key
 
 
-def test_what_json_says_of_the_run(found: Found) -> None:
+def test_compare_json_describes_the_run(found: Found) -> None:
     told = {key: found[key] for key in TOP if key not in ("policies", "version")}
     assert told == {
         "data": "online-retail",
@@ -159,7 +159,7 @@ def real(found: Found) -> list[tuple[str, Found]]:
     return [(name, entry) for name, entry in found["policies"].items() if entry["per_worker"]]
 
 
-def test_workers_add_up(found: Found) -> None:
+def test_values_of_workers_sum_to_the_total(found: Found) -> None:
     for name, entry in real(found):
         for kind in BYTES:
             total = sum(worker["bytes"][kind] for worker in entry["per_worker"])
@@ -175,7 +175,7 @@ def test_workers_add_up(found: Found) -> None:
         assert sum(w["samples"] for w in entry["per_worker"]) in (10240, 10240 + 1024)
 
 
-def test_cost_is_bytes_over_bandwidth(found: Found) -> None:
+def test_transmission_cost_is_bytes_over_bandwidth(found: Found) -> None:
     for name, entry in real(found):
         cost = 0.0
         for worker in entry["per_worker"]:
@@ -184,7 +184,7 @@ def test_cost_is_bytes_over_bandwidth(found: Found) -> None:
         assert cost == pytest.approx(entry["transmission_cost_s"], rel=1e-6), name
 
 
-def test_bytes_are_rows_of_256_bytes(found: Found) -> None:
+def test_bytes_equal_rows_times_256(found: Found) -> None:
     for name, entry in found["policies"].items():
         for kind in MOVED[:-1]:
             assert entry["bytes"][kind] == 256 * entry["rows"][kind], (name, kind)
@@ -200,7 +200,7 @@ def test_bytes_are_rows_of_256_bytes(found: Found) -> None:
             assert entry["bytes"]["dense"] == pytest.approx(dense, abs=n), name
 
 
-def test_bound_is_below_all_exact_lines_that_keep_the_order(found: Found) -> None:
+def test_lower_bound_is_below_all_exact_policies(found: Found) -> None:
     least = found["policies"]["lower-bound"]
     for name, entry in real(found):
         if entry["exact"] and not entry["order_changed"] and not entry["reference"]:
@@ -208,14 +208,16 @@ def test_bound_is_below_all_exact_lines_that_keep_the_order(found: Found) -> Non
             assert least["step_time_s"] <= entry["step_time_s"], name
 
 
-def test_a_subset_of_workers(found: Found) -> None:
+def test_workers_fast_reports_only_the_chosen_workers(found: Found) -> None:
     fast = found["policies"]["esd(1,workers=fast)"]
     assert 0 < len(fast["workers"]) < 8
     assert fast["workers"] == list(range(len(fast["workers"])))
     assert [worker["host"] for worker in fast["per_worker"]] == [f"w{i}" for i in fast["workers"]]
 
 
-def test_the_manuals_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_examples_of_the_manual_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = MANUAL.read_text()
     command = re.search(r"^    embroute (compare .*)$", text, re.MULTILINE)
     assert command is not None
@@ -245,7 +247,7 @@ WIDE = "dispatch=esd(0.25, ties=any) sync=until-last-use(30) evict=clairvoyant(3
         ("--policies", "herald", "--dim", "1"),
     ],
 )
-def test_output_fits_80_columns_and_has_no_colours(arguments: tuple[str, ...]) -> None:
+def test_compare_output_fits_80_columns_without_colours(arguments: tuple[str, ...]) -> None:
     result = run("compare", *arguments, *SHORT)
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
@@ -253,7 +255,7 @@ def test_output_fits_80_columns_and_has_no_colours(arguments: tuple[str, ...]) -
     assert "…" not in result.output  # nothing is cut
 
 
-def test_one_host_is_said_to_cost_nothing(tmp_path: Path) -> None:
+def test_compare_says_that_one_host_has_no_transfers(tmp_path: Path) -> None:
     network = tmp_path / "box.yaml"
     network.write_text("hosts: {box: {link: 1 gbit}}\nworkers: [box, box]\nshards: [box]\n")
     policies = "in-place,vanilla,lower-bound"
@@ -275,7 +277,7 @@ def cells(output: str, name: str) -> list[str]:
     return line.split()
 
 
-def test_table_shows_ratios_to_vanilla(tmp_path: Path) -> None:
+def test_compare_table_shows_ratios_to_vanilla(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ("--policies", "herald,het(5),fae,lower-bound", *SHORT, "--json", str(path))
     output = run("compare", *arguments).output
@@ -291,7 +293,7 @@ def test_table_shows_ratios_to_vanilla(tmp_path: Path) -> None:
     assert cells(output, "lower-bound")[8:] == ["-", "-"]
 
 
-def test_vanilla_is_added_once(tmp_path: Path) -> None:
+def test_compare_adds_vanilla_once(tmp_path: Path) -> None:
     assert list(compare(tmp_path, "--policies", "herald", *SHORT)["policies"]) == [
         "vanilla",
         "herald",
@@ -300,20 +302,20 @@ def test_vanilla_is_added_once(tmp_path: Path) -> None:
     assert list(kept) == ["herald", "vanilla"]
 
 
-def test_reference_lines_come_last() -> None:
+def test_compare_lists_reference_policies_last() -> None:
     output = run("compare", "--policies", "lower-bound,unbounded,vanilla,herald", *SHORT).output
     order = [output.index(f" {name}") for name in ("vanilla", "herald", "lower-bound", "unbounded")]
     assert order == sorted(order)
 
 
-def test_default_policies_that_cannot_train_with_adam_are_left_out() -> None:
+def test_compare_omits_default_policies_that_refuse_adam() -> None:
     result = run("compare", *SHORT, "--optimizer", "adam")
     assert result.exit_code == 0
     assert "left out: het(100), which cannot train with adam" in result.stderr
     assert " het" not in result.stdout
 
 
-def test_data_that_ends_early(tmp_path: Path) -> None:
+def test_compare_reports_data_that_ends_early(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ("--policies", "fae", "--limit", "9000", "--warmup", "2", "--json", str(path))
     result = run("compare", *arguments)
@@ -342,7 +344,7 @@ def steps_of(tmp_path: Path) -> Write:
 
 
 @pytest.mark.parametrize("name", ["herald", "fae(hot=300rows)", "esd(1,workers=fast)"])
-def test_steps_add_up_to_the_comparison(name: str, steps_of: Write, tmp_path: Path) -> None:
+def test_simulate_steps_sum_to_the_comparison(name: str, steps_of: Write, tmp_path: Path) -> None:
     columns, lines = steps_of("--policy", name, *SHORT)
     entry = compare(tmp_path, "--policies", name, *SHORT)["policies"][name]
     assert columns == list(CSV_COLUMNS)
@@ -365,7 +367,7 @@ def test_steps_add_up_to_the_comparison(name: str, steps_of: Write, tmp_path: Pa
     assert cost + drained == pytest.approx(entry["transmission_cost_s"], rel=1e-6)
 
 
-def test_hot_steps_are_marked(steps_of: Write) -> None:
+def test_simulate_marks_hot_steps(steps_of: Write) -> None:
     _, lines = steps_of("--policy", "fae", "--steps", "40", "--warmup", "1")
     assert {line["hot"] for line in lines} == {"0", "1"}
     assert {int(line["samples"]) for line in lines} <= set(range(1, 1025))

@@ -43,13 +43,15 @@ VALUES = st.from_regex(r"[A-Za-z0-9.%+]{1,6}", fullmatch=True)
         ("criteo-kaggle(samples=200)", CallSpec("criteo-kaggle", (), {"samples": "200"})),
     ],
 )
-def test_calls(text: str, call: CallSpec) -> None:
+def test_call_text_parses_into_name_and_arguments(text: str, call: CallSpec) -> None:
     assert parse_call(text) == call
 
 
 @steady
 @given(NAMES, st.lists(VALUES, max_size=3), st.dictionaries(NAMES, VALUES, max_size=3))
-def test_a_printed_call_reads_the_same(name: str, args: list[str], options: dict[str, str]) -> None:
+def test_printed_call_parses_to_the_same_call(
+    name: str, args: list[str], options: dict[str, str]
+) -> None:
     call = CallSpec(name, tuple(args), options)
     assert parse_call(str(call)) == call
 
@@ -69,7 +71,7 @@ def test_a_printed_call_reads_the_same(name: str, args: list[str], options: dict
         ("esd(alpha=1, alpha =0)", "option 'alpha' is given twice"),
     ],
 )
-def test_bad_calls(text: str, fault: str) -> None:
+def test_bad_call_texts_are_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         parse_call(text)
 
@@ -84,7 +86,7 @@ def test_bad_calls(text: str, fault: str) -> None:
         ("a,,b", ["a", "", "b"]),
     ],
 )
-def test_split(text: str, parts: list[str]) -> None:
+def test_split_keeps_text_in_parentheses_together(text: str, parts: list[str]) -> None:
     assert split_outside(text, ",") == parts
 
 
@@ -114,18 +116,18 @@ def test_bind_gives_arguments_their_names() -> None:
         ("het(1, bound=2)", "het: option 'bound' is given twice in 'het(1, bound=2)'"),
     ],
 )
-def test_bind_refuses(text: str, fault: str) -> None:
+def test_bind_refuses_wrong_arguments(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         bind(parse_call(text), ("bound", "order"))
 
 
-def test_bind_of_a_name_without_options() -> None:
+def test_bind_refuses_options_of_a_name_without_options() -> None:
     with pytest.raises(ValueError, match=re.escape("nocache has no option 'a' (options: none)")):
         bind(parse_call("nocache(a=1)"), ())
 
 
 @pytest.mark.parametrize("text", ["3", "3.0", "3e0", " 3 "])
-def test_whole_numbers(text: str) -> None:
+def test_whole_numbers_are_parsed(text: str) -> None:
     value = parse_int("--steps", text, 1)
     assert value == 3
     assert isinstance(value, int)
@@ -143,12 +145,12 @@ def test_whole_numbers(text: str) -> None:
         ("1.5", "--steps must be a whole number, got 1.5"),
     ],
 )
-def test_bad_whole_numbers(text: str, fault: str) -> None:
+def test_bad_whole_numbers_are_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         parse_int("--steps", text, 1, 10)
 
 
-def test_number_keeps_its_range() -> None:
+def test_number_outside_its_range_is_refused() -> None:
     assert parse_number("alpha", "0.25", 0, 1) == 0.25
     with pytest.raises(ValueError, match=r"alpha must be between 0 and 1, got 1\.01"):
         parse_number("alpha", "1.01", 0, 1)
@@ -178,7 +180,7 @@ def test_number_keeps_its_range() -> None:
         ("1GiB", Size(2.0**30, "bytes")),
     ],
 )
-def test_sizes(text: str, size: Size) -> None:
+def test_sizes_are_parsed(text: str, size: Size) -> None:
     assert parse_size("--cache", text) == size
 
 
@@ -195,11 +197,11 @@ def test_sizes(text: str, size: Size) -> None:
         ("1e16", "--cache must be between 0 and 1e+15, got 1e16"),
     ],
 )
-def test_bad_sizes(text: str, fault: str) -> None:
+def test_bad_sizes_are_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         parse_size("--cache", text)
 
 
-def test_sizes_print_as_errors_name_them() -> None:
+def test_size_prints_its_amount_and_unit() -> None:
     shown = [str(parse_size("--cache", text)) for text in ("10%", "5000rows", "256MB")]
     assert shown == ["0.1", "5000 rows", "256000000 bytes"]

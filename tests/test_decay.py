@@ -66,14 +66,14 @@ def plain_with_decay(optimizer: str, stream: Sequence[Batch]) -> Trained:
 
 @pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "nocache", "embroute", "in-place"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad", "adam"])
-def test_touched_rows_decay_and_no_others(optimizer: str, policy: str) -> None:
+def test_decay_of_touched_rows_equals_plain_torch(optimizer: str, policy: str) -> None:
     settings, stream = settings_of(policy, 3), batches(3, STEPS)
     settings["decay"] = DECAY
     results = run_in_process(3, 2, lambda rank: train(rank, stream, optimizer, settings))
     gathered(results, 3, 2).assert_equal(plain_with_decay(optimizer, stream))
 
 
-def test_the_norm_that_is_clipped_is_exceeded() -> None:
+def test_gradient_clipping_takes_effect_in_the_test_job() -> None:
     """Jobs of these tests clip: it must happen, or their agreement would prove nothing."""
     model, stream = new_model(), batches(3, STEPS)
     norms = []

@@ -70,7 +70,7 @@ def test_description_equals_a_plain_count(samples: list[tuple[int, int]], size: 
         assert found.reuse.in_previous is None
 
 
-def test_fields_that_share_a_table_and_bags() -> None:
+def test_description_of_shared_tables_and_bags_by_hand() -> None:
     schema = Schema((Table("t", 5),), (Field("a", 0), Field("b", 0, bag=True)), labelled=True)
     rows, offsets = np.array([1, 1, 2, 3]), np.array([0, 1, 3, 4, 4])
     label = np.array([1, 0], np.float32)
@@ -87,7 +87,7 @@ def test_top_share_takes_at_least_one_id() -> None:
     assert top_share(np.arange(1000), 0.01) == pytest.approx(sum(range(990, 1000)) / 499500)
 
 
-def test_samples_limit() -> None:
+def test_describe_limits_samples_and_refuses_bad_limits() -> None:
     source = source_of([[i] for i in range(10)], (10,))
     assert describe(source, 2, limit=4).num_samples == 4
     with pytest.raises(ValueError, match="--batch must be at least 1, got 0"):
@@ -107,7 +107,7 @@ def clicks(folder: Path) -> str:
     return str(path)
 
 
-def test_command_prints_tables_of_80_columns(tmp_path: Path) -> None:
+def test_describe_command_prints_tables_of_80_columns(tmp_path: Path) -> None:
     json_file = tmp_path / "d.json"
     columns = ("--label", "click", "--categorical", "user, [item]")
     result = run(clicks(tmp_path), *columns, "--batch", "10", "--json", str(json_file))
@@ -128,7 +128,7 @@ def test_command_prints_tables_of_80_columns(tmp_path: Path) -> None:
     assert written["reuse"]["num_batches"] == 5
 
 
-def test_command_reports_skipped_rows(tmp_path: Path) -> None:
+def test_describe_command_reports_skipped_rows(tmp_path: Path) -> None:
     options = ("--categorical", "user", "--dense", "price")
     stopped = run(clicks(tmp_path), *options)
     assert isinstance(stopped.exception, ValueError)
@@ -151,7 +151,7 @@ def test_every_data_option_reaches_the_reader(tmp_path: Path) -> None:
     assert [field["lookups"] for field in written["fields"]] == [1, 2]
 
 
-def test_built_in_data() -> None:
+def test_describe_command_accepts_built_in_data() -> None:
     result = run("online-retail", "--samples", "2000")
     assert result.exit_code == 0, result.output
     assert "StockCode" in result.stdout

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def test_a_run_ends_with_its_evaluation(tmp_path: Path) -> None:
+def test_real_run_writes_the_scores_of_its_evaluation(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "embroute", "train", "--workers", "2", "--steps", "8"]
     command += ["--batch", "32", "--held-out", "0.02", "--hidden", "8", "--dim", "4"]

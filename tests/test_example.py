@@ -29,7 +29,7 @@ def losses(*command: str | Path) -> list[float]:
     return [float(found) for found in re.findall(r"^step \d+  log-loss (\S+)", done.stdout, re.M)]
 
 
-def test_the_files_differ_in_six_lines() -> None:
+def test_routed_example_differs_from_plain_in_six_lines() -> None:
     plain, routed = (path.read_text().splitlines() for path in (PLAIN, ROUTED))
     changes = [line for line in difflib.ndiff(plain, routed) if line[2:].strip()]
     assert sum(line.startswith("+ ") for line in changes) <= 6
@@ -37,7 +37,7 @@ def test_the_files_differ_in_six_lines() -> None:
     assert "embroute" not in "\n".join(plain).partition("import argparse")[2]
 
 
-def test_both_print_the_same_losses() -> None:
+def test_routed_example_prints_the_losses_of_plain_torch() -> None:
     expected = losses(PLAIN)
     assert len(expected) == 2
     assert losses(*TORCHRUN, ROUTED) == pytest.approx(expected, rel=1e-7)

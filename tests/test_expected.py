@@ -65,28 +65,28 @@ def close(found: Expected, counted: Expected, kinds: tuple[str, ...]) -> None:
         assert getattr(found, kind) == pytest.approx(getattr(counted, kind), rel=0.05), kind
 
 
-def test_nocache() -> None:
+def test_expected_traffic_of_nocache_is_near_the_simulator() -> None:
     close(expected.nocache(DEMAND), simulated("nocache", 0.2), ("miss", "update"))
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])
-def test_vanilla(share: float) -> None:
+def test_expected_traffic_of_vanilla_is_near_the_simulator(share: float) -> None:
     found = expected.vanilla(DEMAND, share * sum(SIZES))
     close(found, simulated("vanilla", share), ("miss", "stale", "update"))
 
 
 @pytest.mark.parametrize("bound", [1, 10])
-def test_het(bound: int) -> None:
+def test_expected_traffic_of_het_is_near_the_simulator(bound: int) -> None:
     found = expected.het(DEMAND, 0.1 * sum(SIZES), bound)
     close(found, simulated(f"het({bound})", 0.1), ("miss", "stale", "update", "evict"))
 
 
-def test_het_without_staleness_is_vanilla() -> None:
+def test_expected_traffic_of_het_0_equals_vanilla() -> None:
     assert expected.het(DEMAND, 900, 0) == expected.vanilla(DEMAND, 900)
 
 
 @pytest.mark.parametrize("policy", ["fae", "scars"])
-def test_hot_sets(policy: str) -> None:
+def test_expected_traffic_of_hot_sets_is_near_the_simulator(policy: str) -> None:
     text = f"{policy}(hot=1500rows)"
     hot_R = start_simulation(make_policy(text), job(0.2)).hot_R
     hot = Hot(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
@@ -99,7 +99,7 @@ def test_hot_sets(policy: str) -> None:
     close(found, simulated(text, 0.2), ("reduced",))
 
 
-def test_classes_are_the_rows_themselves() -> None:
+def test_power_law_classes_equal_single_rows() -> None:
     law = expected.power_law(300_000, 1.05)
     p = np.arange(1, 300_001.0) ** -1.05
     p /= p.sum()
@@ -114,13 +114,13 @@ def test_classes_are_the_rows_themselves() -> None:
     assert dict(zip(counted.p_C, counted.rows_C, strict=True)) == {0: 1, 1 / 11: 1, 5 / 11: 2}
 
 
-def test_many_rows_take_no_time() -> None:
+def test_expected_traffic_accepts_34_million_rows() -> None:
     laws = (expected.power_law(34_000_000, 1.1), expected.uniform_law(10))
     demand = Demand(laws, (26.0, 1.0), 128, 8)
     assert 0 < expected.vanilla(demand, 3.4e6).moved < 2 * 27 * 128
 
 
-def test_a_cache_that_holds_everything_never_misses() -> None:
+def test_expected_misses_of_a_full_cache_are_zero() -> None:
     found = expected.vanilla(DEMAND, sum(SIZES))
     assert found.miss == 0
     # But before every row has come once, it does.

@@ -98,12 +98,12 @@ def kill(run: subprocess.Popen[str], folder: Path, kills: Sequence[tuple[str, fl
         assert re.search(f"{name} ended first|lost {name}|no sign of life", output), output
 
 
-def test_a_killed_rank_is_restarted_and_the_result_is_the_same(whole: Path, tmp_path: Path) -> None:
+def test_restart_after_a_killed_shard_changes_no_bit(whole: Path, tmp_path: Path) -> None:
     kill_and_resume(tmp_path, [("shard0", 0.1)])
     assert_same(tmp_path, whole)
 
 
-def test_torchrun_restarts_it_as_well(whole: Path, tmp_path: Path) -> None:
+def test_torchrun_restart_after_a_killed_worker_changes_no_bit(whole: Path, tmp_path: Path) -> None:
     RunFile(
         workers=2,
         batch=64,
@@ -122,14 +122,14 @@ def test_torchrun_restarts_it_as_well(whole: Path, tmp_path: Path) -> None:
     assert_same(tmp_path / "run", whole)
 
 
-def test_so_is_one_that_trains_rows_in_place(tmp_path: Path) -> None:
+def test_restart_of_in_place_after_a_killed_worker_changes_no_bit(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path / "whole", "--policy", "in-place"))
     assert code == 0, output
     kill_and_resume(tmp_path / "cut", [("worker1", 0.05)], "--policy", "in-place")
     assert_same(tmp_path / "cut", tmp_path / "whole")
 
 
-def test_everyone_ends_when_a_rank_dies(tmp_path: Path) -> None:
+def test_all_ranks_end_when_one_is_killed(tmp_path: Path) -> None:
     run = start(tmp_path, "--peer-timeout", "30", steps=100_000)
     wait_for_checkpoint(run, tmp_path)
     ranks = [pid_of(run, name) for name in rank_names(2, 1)]
@@ -152,7 +152,7 @@ def send(run: subprocess.Popen[str], number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_sigterm_and_ctrl_c_save_and_resume_goes_on(
+def test_stop_signal_saves_and_resume_changes_no_bit(
     number: signal.Signals, whole: Path, tmp_path: Path
 ) -> None:
     run = start(tmp_path)
@@ -193,7 +193,7 @@ def test_sigterm_waits_for_a_slow_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_killed_at_random(whole: Path, tmp_path: Path, seed: int) -> None:
+def test_twenty_random_kills_change_no_bit(whole: Path, tmp_path: Path, seed: int) -> None:
     """Twenty kills in all, five in each run."""
     chance = random.Random(seed)
     kills = [(chance.choice(rank_names(2, 1)), chance.random() / 2) for _ in range(5)]

@@ -12,7 +12,7 @@ from tests.jobs import batches, loss_of, new_model, optimizers_of, settings_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
-def test_gathered_by_worker(dtype: torch.dtype) -> None:
+def test_gather_collects_tensors_in_worker_order(dtype: torch.dtype) -> None:
     def run_rank(rank: RankContext) -> torch.Tensor | None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)
@@ -35,7 +35,7 @@ def test_gathered_by_worker(dtype: torch.dtype) -> None:
     assert results["worker1"] is None
 
 
-def test_only_workers_gather() -> None:
+def test_gather_on_a_shard_is_refused() -> None:
     def run_rank(rank: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)

@@ -43,7 +43,9 @@ EXCHANGES = {(2, 1): SOCKETS, (3, 2): SOCKETS, (2, 2): GLOO}
 
 
 @pytest.mark.parametrize(("workers", "shards"), JOBS)
-def test_real_processes_equal_plain_torch(workers: int, shards: int, tmp_path: Path) -> None:
+def test_torchrun_jobs_equal_plain_torch_and_the_simulator(
+    workers: int, shards: int, tmp_path: Path
+) -> None:
     cases, ranks = JOBS[workers, shards], rank_names(workers, shards)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(len(ranks)), "-m", "tests.gloo_rank"]

@@ -100,16 +100,16 @@ def expected() -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_counts(name: str) -> None:
+def test_policy_counts_equal_the_committed_counts(name: str) -> None:
     assert name in expected(), f"no golden counts of {name}: python -m tests.test_golden --write"
     assert count(name) == expected()[name]
 
 
-def test_trace_is_the_drawn_one() -> None:
+def test_committed_trace_equals_the_drawn_trace() -> None:
     assert TRACE.read_text() == draw_trace()
 
 
-def test_trace_exercises_eviction_and_sharing() -> None:
+def test_committed_trace_exercises_eviction_and_sharing() -> None:
     counts = expected()
     assert counts["herald"]["evict_push"] > 100
     assert counts["vanilla"]["stale_pull"] > 100

@@ -62,7 +62,7 @@ def row_sequence(name: str, rows: list[int], capacity: int) -> list[tuple[str, i
     return [("miss" if miss else "hit", row) for miss, row in zip(missed, victims, strict=True)]
 
 
-def test_nocache() -> None:
+def test_nocache_transfers_by_hand() -> None:
     """Every touch pulls the value and pushes the gradient: two rows a step, both ways."""
     work = workload([[[0], [0]], [[0], [1]]])
     (first, second), state = run("nocache", work)
@@ -75,7 +75,7 @@ def test_nocache() -> None:
     assert len(drain_transfers(state, 1).row) == 0
 
 
-def test_vanilla() -> None:
+def test_vanilla_transfers_by_hand() -> None:
     (first, second, third), _ = run("vanilla", workload([[[0], [1]], [[0], [0]], [[0], [1]]]))
     # Sole touchers apply adagrad themselves, so value and state come.
     assert told(first.pulls) == [(0, 0, "miss", "whole", "early"), (1, 1, "miss", "whole", "early")]
@@ -166,7 +166,7 @@ def slow_and_fast() -> Cluster:
     return Cluster(hosts, (Worker(1), Worker(2)), (0,))
 
 
-def test_esd_costs() -> None:
+def test_esd_cost_matrix_by_hand() -> None:
     """T = (1, 10). After step 0 worker 0 holds an unpushed update of row 0, worker 1 of row 1."""
     work = workload([[[0, PADDING], [1, PADDING]], [[0, 1], [2, PADDING]]])
     setup = Setup(work.setup.schema, slow_and_fast(), 4, 2, "adagrad", Size(1.0, "share"))
@@ -209,7 +209,7 @@ def test_esd_hybrid_splits_by_regret() -> None:
 COLD, HOT = [[0, 1], [0, 2]], [[0, 0], [0, 0]]
 
 
-def test_fae_swaps() -> None:
+def test_fae_swaps_hot_and_cold_batches_by_hand() -> None:
     """Row 0 is hot. Half of the cold batches, half of the hot ones, and again: cold, hot, ..."""
     plans, state = run("fae(hot=1rows, rate=50)", workload([COLD, COLD, HOT, HOT]))
     assert [plan.now.batch.hot for plan in plans] == [False, True, False, True]
@@ -237,7 +237,7 @@ def test_fae_swaps() -> None:
     assert drain_transfers(state, 1).row.tolist() == [0]
 
 
-def test_scars_reduces_hot_rows_always() -> None:
+def test_scars_all_reduces_hot_rows_in_every_step() -> None:
     """Row 0 is looked up most and replicated; cold rows are pulled and pushed at every use."""
     plans, state = run("scars(hot=1rows)", workload([COLD, COLD, HOT]))
     assert state.hot_rows.tolist() == [0]
@@ -285,7 +285,7 @@ def test_bagpipe_keeps_rows_until_their_last_use_in_the_window() -> None:
     assert len(drain_transfers(state, 1).row) == 0
 
 
-def test_eviction_orders() -> None:
+def test_eviction_orders_choose_different_victims() -> None:
     """Two slots, one worker. What leaves for the third row tells the orders apart."""
     rows = [0, 0, 1, 2, 0, 1]
     mixed = "dispatch=block sync=on-demand evict="

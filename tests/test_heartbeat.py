@@ -35,6 +35,6 @@ def left_after(hosts_store: bool, stays_s: float) -> float:
     return took
 
 
-def test_the_keeper_of_the_store_leaves_last() -> None:
+def test_rank_that_hosts_the_store_leaves_last() -> None:
     assert left_after(True, 3.0) > 2.5
     assert left_after(False, 3.0) < 2.5

@@ -26,7 +26,7 @@ def splitmix(key: int) -> int:
 
 
 @given(st.integers(0, 2**31), st.integers(0, 300), st.integers(0, 2**31), st.integers(1, 5))
-def test_an_initial_row_is_four_pieces_of_hashes(seed: int, table: int, row: int, w: int) -> None:
+def test_initial_row_is_a_sum_of_four_hash_pieces(seed: int, table: int, row: int, w: int) -> None:
     own = splitmix((splitmix((splitmix(seed) + table) % 2**64) + row) % 2**64)
     words = [splitmix((own + column) % 2**64) for column in range(w)]
     sums = np.array([sum(word >> 16 * i & 0xFFFF for i in range(4)) for word in words])
@@ -36,7 +36,7 @@ def test_an_initial_row_is_four_pieces_of_hashes(seed: int, table: int, row: int
     np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
-def test_an_initial_row_is_the_same_whichever_are_made_beside_it() -> None:
+def test_initial_row_does_not_depend_on_the_other_rows() -> None:
     whole = rows_of_table(5, 2, np.arange(5000), 6)
     some = np.array([4999, 0, 17, 17])
     np.testing.assert_array_equal(rows_of_table(5, 2, some, 6), whole[some])

@@ -16,11 +16,11 @@ from embroute.kernels.jit import is_compiled
 SOURCE = Path(jit.__file__).parent.parent
 
 
-def test_a_plain_function_is_not_compiled() -> None:
+def test_plain_function_counts_as_not_compiled() -> None:
     assert not is_compiled(lambda: None)
 
 
-def test_a_new_kernel_is_not_on_disk_and_a_used_one_is(tmp_path: Path) -> None:
+def test_kernel_is_cached_on_disk_after_its_first_call(tmp_path: Path) -> None:
     module = tmp_path / "fresh.py"
     module.write_text(
         "from embroute.kernels.jit import is_compiled, kernel\n"
@@ -48,7 +48,7 @@ def append(path: Path, line: str) -> None:
     path.write_text(f"{path.read_text()}{line}\n")
 
 
-def test_another_version_of_a_kernel_file_has_another_cache_folder(tmp_path: Path) -> None:
+def test_changed_kernel_file_changes_the_cache_folder(tmp_path: Path) -> None:
     package = tmp_path / "embroute"
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "retail"))
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
@@ -59,14 +59,14 @@ def test_another_version_of_a_kernel_file_has_another_cache_folder(tmp_path: Pat
     assert cache_of(package, **environment) != first
 
 
-def test_kernels_are_cached_in_the_users_cache_and_nowhere_else(tmp_path: Path) -> None:
+def test_kernel_cache_lies_in_the_user_cache_folder(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)
     out = subprocess.check_output([sys.executable, "-c", PRINT_CACHE], text=True, env=environment)
     assert Path(out.strip()).is_relative_to(tmp_path / "embroute")
 
 
-def test_kernels_of_a_user_are_cached_where_numba_would() -> None:
+def test_kernels_of_users_keep_the_numba_cache_folder() -> None:
     before = getattr(numba.config, "CACHE_DIR")  # noqa: B009
     jit.kernel(lambda x: x)
     assert before == getattr(numba.config, "CACHE_DIR")  # noqa: B009

@@ -55,7 +55,7 @@ def draw_cells(rng: np.random.Generator, rows: int, workers: int) -> I32:
 
 @given(st.lists(st.integers(-1, 2**40), max_size=60) | st.lists(st.integers(-1, 9), max_size=60))
 @few
-def test_distinct(rows: list[int]) -> None:
+def test_distinct_equals_its_numpy_twin(rows: list[int]) -> None:
     lookups = np.array(rows, np.int64)
     table = np.zeros(1 << max(4, (2 * len(rows)).bit_length()), np.int32)
     rows_U, unique = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
@@ -67,7 +67,7 @@ def test_distinct(rows: list[int]) -> None:
 
 @given(st.lists(st.lists(st.integers(-1, 9), max_size=30), max_size=4))
 @few
-def test_number(batches: list[list[int]]) -> None:
+def test_number_distinct_equals_its_numpy_twin(batches: list[list[int]]) -> None:
     seen, uses, base = np.zeros(10, np.int64), dict[int, int](), 0
     for rows in batches:
         unique = np.empty(len(rows), np.int32)
@@ -82,7 +82,7 @@ def test_number(batches: list[list[int]]) -> None:
 
 @given(st.lists(st.integers(0, 6), max_size=50))
 @few
-def test_group(keys: list[int]) -> None:
+def test_group_equals_its_numpy_twin(keys: list[int]) -> None:
     key = np.array(keys, np.int32)
     first, order = group(key, 7)
     assert first.tolist() == [0, *np.cumsum(np.bincount(key, minlength=7)).tolist()]
@@ -91,7 +91,7 @@ def test_group(keys: list[int]) -> None:
 
 @given(seeds)
 @few
-def test_touches(seed: int) -> None:
+def test_touches_equals_its_numpy_twin(seed: int) -> None:
     lookups, worker_S, made, workers, everywhere = draw_touches(seed)
     order = np.argsort(worker_S, kind="stable")
     assert made.sample_order_S.tolist() == order.tolist()
@@ -119,7 +119,7 @@ def test_touches(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_find(seed: int) -> None:
+def test_find_copies_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cell_NW = draw_cells(rng, 21, int(rng.integers(1, 6)))
     cell_NW[0] = 0
@@ -135,7 +135,7 @@ def test_find(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_sole_holders(seed: int) -> None:
+def test_sole_holders_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cell_UW = draw_cells(rng, 20, int(rng.integers(1, 6)))
     has_UW = (cell_UW & (codes.FRESH | codes.DIRTY)) != 0
@@ -146,7 +146,7 @@ def test_sole_holders(seed: int) -> None:
 
 @given(seeds, st.sampled_from([codes.FRESH, codes.DIRTY]))
 @few
-def test_hits(seed: int, bit: int) -> None:
+def test_classify_needs_equals_its_numpy_twin(seed: int, bit: int) -> None:
     _, _, made, workers, _ = draw_touches(seed)
     copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
     cells_T = copies_UW[made.unique_T, made.worker_T]
@@ -161,13 +161,13 @@ def test_hits(seed: int, bit: int) -> None:
 
 @given(st.lists(st.booleans(), max_size=40))
 @few
-def test_places(chosen: list[bool]) -> None:
+def test_nonzero_equals_its_numpy_twin(chosen: list[bool]) -> None:
     assert nonzero(np.array(chosen, np.bool_)).tolist() == np.flatnonzero(chosen).tolist()
 
 
 @given(seeds)
 @few
-def test_victim_cells(seed: int) -> None:
+def test_victim_cells_equals_its_numpy_twin(seed: int) -> None:
     _, _, made, workers, _ = draw_touches(seed)
     rng = np.random.default_rng(seed)
     cells = Cells(
@@ -182,7 +182,7 @@ def test_victim_cells(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_sharing(seed: int) -> None:
+def test_touch_modes_equals_its_numpy_twin(seed: int) -> None:
     _, _, made, _, _ = draw_touches(seed)
     touchers_T = np.bincount(made.unique_T)[made.unique_T] if len(made.unique_T) else np.empty(0)
     expected = np.where(touchers_T == 1, codes.EXCLUSIVE, codes.SHARED)
@@ -191,7 +191,7 @@ def test_sharing(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_coming_home(seed: int) -> None:
+def test_coming_home_equals_its_numpy_twin(seed: int) -> None:
     _, _, made, workers, _ = draw_touches(seed)
     copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
     pairs = set(zip(made.worker_T.tolist(), made.unique_T.tolist(), strict=True))
@@ -206,7 +206,7 @@ def test_coming_home(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_tally(seed: int) -> None:
+def test_tally_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     workers, shards, count = (int(rng.integers(1, high)) for high in (5, 4, 40))
 
@@ -237,7 +237,7 @@ def test_tally(seed: int) -> None:
 
 @few
 @given(seeds)
-def test_locate(seed: int) -> None:
+def test_locate_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shards, sizes = int(rng.integers(1, 5)), rng.integers(1, 9, rng.integers(1, 6))
     first_T, rows = np.concatenate([[0], np.cumsum(sizes)]), np.arange(sizes.sum())
@@ -258,7 +258,7 @@ def test_locate(seed: int) -> None:
 
 @few
 @given(seeds)
-def test_number_touches(seed: int) -> None:
+def test_number_touches_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     workers, arenas, count = (int(rng.integers(1, high)) for high in (5, 4, 40))
     worker_T, slot_T = (rng.integers(0, n, count).astype(np.int32) for n in (workers, 99))
@@ -274,7 +274,7 @@ def test_number_touches(seed: int) -> None:
 
 @few
 @given(seeds, st.booleans())
-def test_pool_and_spread(seed: int, mean: bool) -> None:
+def test_pool_and_spread_gradients_equal_their_numpy_twins(seed: int, mean: bool) -> None:
     rng = np.random.default_rng(seed)
     samples, fields, rows, width = (int(rng.integers(1, high)) for high in (6, 4, 9, 5))
     touched = int(rng.integers(0, rows + 1))
@@ -300,7 +300,7 @@ def test_pool_and_spread(seed: int, mean: bool) -> None:
 
 @given(seeds)
 @few
-def test_merge(seed: int) -> None:
+def test_merge_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     blocks = [rng.integers(0, 9, int(rng.integers(0, 6))).astype(np.int32) for _ in range(4)]
     rows = [rng.standard_normal((len(own), 3)) for own in blocks]
@@ -319,7 +319,7 @@ def test_merge(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_renumber(seed: int) -> None:
+def test_renumber_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     number, touch = rng.permutation(9).astype(np.int32), rng.integers(-1, 9, 20).astype(np.int32)
     assert renumber(number, touch).tolist() == np.where(touch < 0, -1, number[touch]).tolist()
@@ -327,7 +327,7 @@ def test_renumber(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_gradients_are_named_by_touch(seed: int) -> None:
+def test_name_gradients_equals_its_numpy_twin(seed: int) -> None:
     rng = np.random.default_rng(seed)
     push = rng.choice([codes.NOTHING, codes.GRADIENT, codes.DELTA], 12).astype(np.uint8)
     number, slot = rng.permutation(12).astype(np.int32), np.arange(100, 112, dtype=np.int32)

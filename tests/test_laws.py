@@ -194,18 +194,18 @@ def trainable(policy: Policy, workload: Workload) -> Workload:
 @pytest.mark.parametrize("name", POLICIES)
 @given(workload=workloads())
 @few
-def test_laws(name: str, workload: Workload) -> None:
+def test_random_workloads_keep_the_laws(name: str, workload: Workload) -> None:
     policy = make_policy(name)
     play(policy, trainable(policy, workload))
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_laws_in_a_long_run(name: str) -> None:
+def test_long_runs_keep_the_laws(name: str) -> None:
     referee = play(make_policy(name), long_workload("rowwise-adagrad"), compare_every=25)
     assert sum(referee.made.values()) > 2000
 
 
-def test_laws_where_rows_ride_the_all_reduce() -> None:
+def test_runs_with_all_reduced_rows_keep_the_laws() -> None:
     """Some rows are all-reduced in some steps, their caches are full, and they leave again."""
     long = long_workload("rowwise-adagrad")
     setup = replace(long.setup, cluster=slow_shards(3, 2), batch_size=24, shares=())
@@ -219,7 +219,7 @@ def test_laws_where_rows_ride_the_all_reduce() -> None:
 @pytest.mark.parametrize("name", POLICIES)
 @given(workload=workloads())
 @settings(few, max_examples=4)
-def test_planning_changes_nothing_and_repeats(name: str, workload: Workload) -> None:
+def test_planning_changes_no_state_and_repeats(name: str, workload: Workload) -> None:
     """Law 6, and that only `advance` changes state."""
     policy = make_policy(name)
     workload = trainable(policy, workload).with_cache(Size(1.0, "share"))
@@ -239,7 +239,7 @@ def test_planning_changes_nothing_and_repeats(name: str, workload: Workload) -> 
 
 
 @pytest.mark.parametrize("name", ["vanilla", "het(1)", "esd", "fae", "bagpipe(2)", "embroute"])
-def test_a_step_planned_twice_is_the_same_plan(name: str) -> None:
+def test_planning_a_step_twice_gives_the_same_plan(name: str) -> None:
     policy, workload = make_policy(name), long_workload("sgd")
     state = workload.start(policy)
     for _, window in zip(range(20), workload.windows(policy, state), strict=False):
@@ -255,7 +255,7 @@ BLIND = [name for name in POLICIES if not make_policy(name).dispatch.looks_at_ca
 @pytest.mark.parametrize("name", [n for n in BLIND if not make_policy(n).regroup])
 @given(workload=workloads())
 @settings(few, max_examples=6)
-def test_refused_cache_names_exactly_what_it_needs(name: str, workload: Workload) -> None:
+def test_cache_refusal_names_exactly_the_rows_needed(name: str, workload: Workload) -> None:
     """The cache a refusal asks for passes that worker's step; one row less does not."""
     policy = make_policy(name)
     workload = trainable(policy, workload).with_cache(Size(0.0, "share"))
@@ -298,7 +298,7 @@ def two_widths(cache: float) -> Workload:
 
 
 @pytest.mark.parametrize("name", ["fae(hot=2rows)", "scars(hot=2rows)"])
-def test_refused_cache_counts_hot_rows_of_its_own_width(name: str) -> None:
+def test_cache_refusal_counts_hot_rows_by_width(name: str) -> None:
     """One hot row of each width, and three cold ones touched: four slots of that width."""
     message = refusal(make_policy(name), two_widths(0.4))
     found = NEEDS.search(message)
@@ -308,7 +308,7 @@ def test_refused_cache_counts_hot_rows_of_its_own_width(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["het(1)", "dispatch=esd sync=het(2)"])
-def test_het_refuses_adam(name: str) -> None:
+def test_run_of_het_refuses_adam(name: str) -> None:
     with pytest.raises(ValueError, match=r"adam: .* merges deltas"):
         long_workload("adam").start(make_policy(name))
     long_workload("adam").start(make_policy("het(0)"))

@@ -24,7 +24,7 @@ from tests.user_models import (
 )
 
 
-def test_offsets_may_end_with_the_number_of_ids(tmp_path: Path) -> None:
+def test_bags_with_a_last_offset_equal_plain_torch(tmp_path: Path) -> None:
     assert sorted(assert_plain(Model(), adagrad, tmp_path)) == ["tags", "user"]
 
 
@@ -50,7 +50,7 @@ class Friends(Model):
         return score.squeeze(1)
 
 
-def test_a_layer_may_have_two_names_and_several_calls(tmp_path: Path) -> None:
+def test_layer_with_two_names_and_three_calls_equals_plain_torch(tmp_path: Path) -> None:
     def asked(batch: Batch) -> dict[str, object]:
         friends = [batch["friend"][:, 0], batch["friend"][:, 1], batch["user"]]
         return lookups(batch) | {"user": friends}
@@ -127,12 +127,14 @@ def mode(name: str) -> Model:
         (lambda: Model().bfloat16(), r"user: rows must be float32 or float64, got torch.bfloat16"),
     ],
 )
-def test_layers_that_are_refused(made: Callable[[], Model], fault: str, tmp_path: Path) -> None:
+def test_layers_without_a_routed_form_are_refused(
+    made: Callable[[], Model], fault: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=fault):
         routed(made(), adagrad, settings_of(tmp_path, lookups))
 
 
-def test_layers_that_are_left_alone_may_be_anything(tmp_path: Path) -> None:
+def test_unrouted_layer_may_have_any_form(tmp_path: Path) -> None:
     model = Model(Scaled(USERS, 4))
     embroute.route(model.user, False)
 
@@ -142,12 +144,12 @@ def test_layers_that_are_left_alone_may_be_anything(tmp_path: Path) -> None:
     assert list(assert_plain(model, adagrad, tmp_path, asked)) == ["tags"]
 
 
-def test_a_model_that_is_a_layer_is_refused(tmp_path: Path) -> None:
+def test_bare_embedding_layer_as_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the model is an embedding layer itself"):
         routed(nn.Embedding(USERS, 4), adagrad, settings_of(tmp_path, lookups))
 
 
-def test_weights_of_samples_and_tables_are_refused(tmp_path: Path) -> None:
+def test_use_of_sample_weights_and_table_weights_is_refused(tmp_path: Path) -> None:
     class Weighted(Model):
         def forward(self, batch: Batch) -> torch.Tensor:
             weights = torch.ones(len(batch["tags"]), dtype=torch.double)

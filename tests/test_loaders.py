@@ -28,17 +28,17 @@ def trained(settings: Settings, once: bool) -> Trained:
 @pytest.mark.parametrize(
     "policy", ["vanilla", "fae(hot=0.6, buffer=8)", "scars(hot=0.6, buffer=8)"]
 )
-def test_a_generator_is_read_whole(policy: str) -> None:
+def test_generator_loader_trains_like_a_list(policy: str) -> None:
     settings = settings_of(policy, WORKERS, 1.0)
     trained(settings, once=True).assert_equal(trained(settings, once=False), 0, 0)
 
 
-def test_a_generator_has_one_epoch() -> None:
+def test_generator_loader_refuses_a_second_epoch() -> None:
     with pytest.raises(ValueError, match=f"epochs=2: the loader can be read only once.*{AGAIN}"):
         run(settings_of("vanilla", WORKERS) | {"epochs": 2}, once=True)
 
 
-def test_held_out_data_is_read_again() -> None:
+def test_generator_as_held_out_data_is_refused() -> None:
     settings = settings_of("vanilla", WORKERS)
     settings["held_out"], settings["evaluate_every"] = iter(batches(6, 2)), 10
     with pytest.raises(ValueError, match=f"held_out can be read only once.*{AGAIN}"):

@@ -32,7 +32,7 @@ def pages(how: str) -> tuple[list[str], int]:
     return said, int(last)
 
 
-def test_memory_of_a_step_is_kept_for_the_next() -> None:
+def test_freed_memory_is_kept_for_the_next_step() -> None:
     said, kept = pages("kept")
     if said == ["unable"]:
         pytest.skip("the system's allocator has no such setting")

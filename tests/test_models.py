@@ -176,7 +176,7 @@ REFERENCES = dict(zip(MODELS, FORMULAS, strict=True))
 @pytest.mark.parametrize("dim", [4, (4, 2, 3)], ids=["equal", "mixed"])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("name", MODELS)
-def test_model_is_its_formula(
+def test_model_equals_its_formula(
     name: str, mode: str, dim: int | tuple[int, ...], dense: bool
 ) -> None:
     schema = BAGGY if dense else replace(BAGGY, dense=())
@@ -217,14 +217,14 @@ def test_ncf_reads_the_first_two_fields_only() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("hidden", [(), (5,)])
-def test_no_samples_and_few_layers(name: str, hidden: tuple[int, ...]) -> None:
+def test_models_accept_empty_batches_and_few_layers(name: str, hidden: tuple[int, ...]) -> None:
     model = make_model(name, BAGGY, 4, ModelOptions(hidden=hidden))
     assert model(samples_of(baggy_batch(), BAGGY)).shape == (SAMPLES,)
     assert model(samples_of(baggy_batch().slice(0, 0), BAGGY)).shape == (0,)
 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"ncf"}))
-def test_one_field(name: str) -> None:
+def test_models_accept_one_field(name: str) -> None:
     schema = Schema(TABLES[:1], FIELDS[:1], ("a",))
     batch = one_hot(np.array([[3], [6]]), np.ones((2, 1), np.float32))
     assert make_model(name, schema, 4, SMALL)(samples_of(batch, schema)).shape == (2,)
@@ -234,7 +234,7 @@ def test_one_field(name: str) -> None:
     ("mode", "expected"),
     [("sum", [[[4, 40], [2, 20]], [[0, 0], [0, 0]]]), ("mean", [[[2, 20]] * 2, [[0, 0]] * 2])],
 )
-def test_padding_is_in_no_sum_and_no_count(mode: str, expected: list[list[list[int]]]) -> None:
+def test_padding_counts_in_no_pooled_embedding(mode: str, expected: list[list[list[int]]]) -> None:
     schema = Schema((Table("t", 3),), (Field("f", 0, bag=True), Field("g", 0, bag=True)))
     rows = np.array([0, PADDING, 2, 1, PADDING, PADDING])  # 0 - 2 | 1 || empty | - -
     none = np.zeros((2, 0), np.float32)
@@ -261,7 +261,7 @@ class Elsewhere(nn.Module):
 
 @pytest.mark.parametrize("dim", [4, (4, 2, 3)], ids=["equal", "mixed"])
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_may_be_looked_up_elsewhere(name: str, dim: int | tuple[int, ...]) -> None:
+def test_models_accept_records_looked_up_elsewhere(name: str, dim: int | tuple[int, ...]) -> None:
     samples = samples_of(baggy_batch(), BAGGY)
     model = make_model(name, BAGGY, dim, SMALL)
     expected = model(samples)
@@ -269,14 +269,14 @@ def test_rows_may_be_looked_up_elsewhere(name: str, dim: int | tuple[int, ...]) 
     assert torch.equal(model(replace(samples, ids=samples.ids[:0])), expected)
 
 
-def test_fields_have_their_tables_widths() -> None:
+def test_field_embeddings_have_the_width_of_their_table() -> None:
     embeddings = FieldEmbeddings(BAGGY, (4, 2, 3))
     shapes = [tuple(field.shape) for field in embeddings(samples_of(baggy_batch(), BAGGY))]
     assert shapes == [(SAMPLES, width) for width in (4, 2, 2, 3)]
     assert embeddings.field_widths == (4, 2, 2, 3)
 
 
-def test_samples_have_ids_within_tables() -> None:
+def test_samples_hold_ids_within_their_table() -> None:
     schema = Schema(TABLES, (Field("p", 2), Field("u", 0)), ("a",))
     batch = one_hot(np.array([[18, 3], [PADDING, 0]]), np.ones((2, 1), np.float32))
     batch.rows.flags.writeable = False
@@ -292,7 +292,7 @@ def dense_layers(model: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_seed_gives_the_same_model_and_leaves_torch_alone(name: str) -> None:
+def test_seed_fixes_the_model_and_keeps_the_torch_generator(name: str) -> None:
     before = torch.random.get_rng_state()
     one = make_model(name, BAGGY, (4, 2, 3), SMALL).state_dict()
     torch.rand(5)
@@ -305,7 +305,7 @@ def test_a_seed_gives_the_same_model_and_leaves_torch_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tables_on_meta_take_no_memory_and_change_no_layer(name: str) -> None:
+def test_meta_tables_take_no_memory_and_change_no_dense_layer(name: str) -> None:
     huge = replace(BAGGY, tables=tuple(replace(table, num_rows=2**40) for table in TABLES))
     model = make_model(name, huge, 4, replace(SMALL, table_device="meta"))
     assert all(weight.is_meta for weight in tables_of(model).parameters())
@@ -314,7 +314,7 @@ def test_tables_on_meta_take_no_memory_and_change_no_layer(name: str) -> None:
     assert not same
 
 
-def test_record_widths() -> None:
+def test_models_state_the_record_width_of_each_table() -> None:
     widths = {name: table_widths(name, BAGGY, (8, 4, 2)) for name in MODELS}
     assert widths == {
         "wide-deep": (9, 5, 3),
@@ -328,7 +328,7 @@ def test_record_widths() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_training_lowers_the_loss(name: str) -> None:
+def test_training_lowers_the_loss_of_every_model(name: str) -> None:
     preset = LOG_PRESETS["criteo-kaggle"]
     laws = tuple(replace(law, num_rows=min(law.num_rows, 200)) for law in preset.fields[:8])
     knobs = replace(preset.knobs, samples=2048, click_rate=0.5)
@@ -365,6 +365,6 @@ ONE = Schema(TABLES[:1], FIELDS[:1])
         (lambda: fill(FieldEmbeddings(ONE, (4,), device="meta"), 0), "table 'user' .* meta"),
     ],
 )
-def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
+def test_models_refuse_bad_options(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

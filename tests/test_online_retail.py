@@ -31,7 +31,7 @@ def ids(batch: Batch) -> npt.NDArray[np.int64]:
     return batch.rows.reshape(-1, 5) - RetailSource().schema.first_rows[:-1]
 
 
-def test_shipped_files_are_small_and_attributed() -> None:
+def test_retail_files_are_small_and_attributed() -> None:
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 2_000_000
     readme = (FOLDER / "README.md").read_text()
     assert "Daqing Chen" in readme
@@ -39,7 +39,7 @@ def test_shipped_files_are_small_and_attributed() -> None:
     assert "10.24432/C5BW33" in readme
 
 
-def test_counts_are_the_published_ones(trace: Batch) -> None:
+def test_retail_trace_has_the_published_counts(trace: Batch) -> None:
     source = open_retail(parse_call("online-retail"))
     assert len(trace) == NUM_LINES == source.num_samples == 541_909
     assert source.schema.num_rows == 38_605
@@ -47,21 +47,21 @@ def test_counts_are_the_published_ones(trace: Batch) -> None:
     assert [len(np.unique(column)) for column in ids(trace).T] == list(SIZES)
 
 
-def test_ids_are_numbered_by_first_appearance(trace: Batch) -> None:
+def test_retail_ids_are_numbered_by_first_appearance(trace: Batch) -> None:
     for column in ids(trace).T:
         seen = np.maximum.accumulate(column)
         assert seen[0] == 0
         assert np.diff(seen).max() == 1
 
 
-def test_dense_columns_are_signed_logs(trace: Batch) -> None:
+def test_retail_dense_columns_are_signed_logs(trace: Batch) -> None:
     # The first line: six pieces at 2.55 pounds. The extremes are an order of 80,995 and its return.
     np.testing.assert_allclose(trace.dense[0], np.log1p([6, 2.55]), rtol=1e-6)
     np.testing.assert_allclose(trace.dense[:, 0].max(), np.log1p(80_995), rtol=1e-6)
     np.testing.assert_allclose(trace.dense[:, 0].min(), -np.log1p(80_995), rtol=1e-6)
 
 
-def test_every_line_stands_among_its_negatives(trace: Batch, labelled: Batch) -> None:
+def test_each_retail_line_comes_with_its_negatives(trace: Batch, labelled: Batch) -> None:
     assert len(labelled) == 3 * NUM_LINES
     assert (labelled.label.reshape(-1, 3).sum(1) == 1).all()
     rows = labelled.rows.reshape(-1, 3, 5)
@@ -72,7 +72,7 @@ def test_every_line_stands_among_its_negatives(trace: Batch, labelled: Batch) ->
 
 
 @pytest.mark.parametrize("negatives", [1, 2, 3])
-def test_a_samples_number_does_not_tell_its_label(negatives: int) -> None:
+def test_sample_number_does_not_reveal_the_label(negatives: int) -> None:
     """Dealt one by one to any number of workers, everyone has as many of either label."""
     label = next(RetailSource(negatives).chunks()).label
     for workers in range(2, 9):
@@ -80,7 +80,7 @@ def test_a_samples_number_does_not_tell_its_label(negatives: int) -> None:
         np.testing.assert_allclose(shares, 1 / (1 + negatives), atol=0.03)
 
 
-def test_negatives_are_items_sold_before(trace: Batch, labelled: Batch) -> None:
+def test_retail_negatives_are_items_sold_before(trace: Batch, labelled: Batch) -> None:
     line_ids = ids(trace)
     item = line_ids[:, 1] * SIZES[4] + line_ids[:, 4]
     sold, first = np.unique(item, return_index=True)
@@ -92,7 +92,7 @@ def test_negatives_are_items_sold_before(trace: Batch, labelled: Batch) -> None:
     assert (first[place][late] < np.arange(NUM_LINES)[late, None]).all()
 
 
-def test_dense_columns_do_not_tell_the_label(labelled: Batch) -> None:
+def test_retail_dense_columns_do_not_reveal_the_label(labelled: Batch) -> None:
     assert labelled.dense.shape[1] == 1
     price = labelled.dense[:, 0]
     real, drawn = price[labelled.label == 1], price[labelled.label == 0]
@@ -101,7 +101,7 @@ def test_dense_columns_do_not_tell_the_label(labelled: Batch) -> None:
     assert np.abs(shares[0] - shares[1]).sum() / 2 < 0.1
 
 
-def test_seed_decides_the_negatives(labelled: Batch) -> None:
+def test_seed_decides_the_retail_negatives(labelled: Batch) -> None:
     again, other = (next(RetailSource(2, seed).chunks()) for seed in (7, 8))
     np.testing.assert_array_equal(again.rows, labelled.rows[: len(again.rows)])
     assert (again.rows != other.rows).any()
@@ -115,6 +115,6 @@ def test_seed_decides_the_negatives(labelled: Batch) -> None:
         ("online-retail(size=3)", "has no option 'size'"),
     ],
 )
-def test_user_mistakes(text: str, message: str) -> None:
+def test_bad_retail_options_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_retail(parse_call(text))

@@ -18,7 +18,7 @@ from embroute.train.scorer import ScoreRequest, samples_to_score
 
 
 @pytest.mark.parametrize("model", ["deepfm", "dcn"])
-def test_scores_are_those_of_the_last_evaluation(model: str, tmp_path: Path) -> None:
+def test_predict_scores_equal_the_last_evaluation(model: str, tmp_path: Path) -> None:
     run = RunFile(
         data_options={"limit": 3000},
         model=model,
@@ -42,13 +42,13 @@ def test_scores_are_those_of_the_last_evaluation(model: str, tmp_path: Path) -> 
     assert found["log_loss"] == pytest.approx(expected["log_loss"], abs=1e-6)
 
 
-def test_other_files_need_ids_that_mean_the_same() -> None:
+def test_predict_on_other_files_requires_hashed_ids() -> None:
     run = RunFile(data="clicks.csv")
     with pytest.raises(ValueError, match="train with --ids hash"):
         samples_to_score(run, ScoreRequest("others.csv", "all"))
 
 
-def test_other_files_may_have_no_label(tmp_path: Path) -> None:
+def test_predict_accepts_files_without_labels(tmp_path: Path) -> None:
     lines = [f"{i % 2},u{i % 7},i{i % 11}" for i in range(256)]
     known, new = tmp_path / "clicks.csv", tmp_path / "new.csv"
     known.write_text("\n".join(["click,user,item", *lines]) + "\n")
@@ -65,7 +65,7 @@ def test_other_files_may_have_no_label(tmp_path: Path) -> None:
     assert len(scores) == 257
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_predict_refuses_a_folder_without_a_run(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["predict", str(tmp_path), "--out", str(tmp_path / "x.csv")])
     assert isinstance(result.exception, ValueError)
     assert "no run.yaml here" in str(result.exception)

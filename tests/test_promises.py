@@ -82,21 +82,21 @@ def run(settings: Settings) -> tuple[Promise, dict[str, Result]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_step_moves_what_its_plan_says(policy: str) -> None:
+def test_every_step_moves_the_rows_of_its_plan(policy: str) -> None:
     promised, results = run(settings_of(policy, TOPOLOGY[0]))
     assert len(promised.steps) >= STEPS
     assert_kept(promised, results)
     assert_notes_counted(promised, results)
 
 
-def test_so_do_steps_of_free_quotas() -> None:
+def test_steps_with_free_quotas_move_the_rows_of_their_plans() -> None:
     promised, results = run(free_settings("embroute(effort=200)", *TOPOLOGY))
     assert_kept(promised, results)
     assert_notes_counted(promised, results)
     assert len({tuple(step.samples_W.tolist()) for step in promised.steps}) > 2
 
 
-def test_so_do_steps_with_all_reduced_rows() -> None:
+def test_steps_with_all_reduced_rows_move_the_rows_of_their_plans() -> None:
     promised, results = run(crowded_settings("embroute(effort=200, quotas=equal)", *TOPOLOGY))
     assert_kept(promised, results)
     assert_notes_counted(promised, results)
@@ -122,7 +122,7 @@ def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
     assert 0 < results["coordinator"].meter.other_bytes["notes"] - total < 10_000
 
 
-def test_every_part_of_the_catalog_is_held_to_its_promise() -> None:
+def test_simulated_and_trained_policies_cover_the_catalog() -> None:
     text = " ".join(POLICIES)
     for names in (SYSTEMS, DISPATCHES, SYNCS, EVICTS):
         assert [name for name in names if name not in text] == []
@@ -131,9 +131,7 @@ def test_every_part_of_the_catalog_is_held_to_its_promise() -> None:
 @pytest.mark.parametrize(
     ("policy", "other"), [("esd(1)", "vanilla"), ("vanilla", "in-place"), ("in-place", "herald")]
 )
-def test_what_another_policy_would_have_moved_is_told_in_every_step(
-    policy: str, other: str
-) -> None:
+def test_compare_with_reports_the_bytes_of_the_other_policy(policy: str, other: str) -> None:
     stream, figures = batches(3, STEPS), []
     settings, its = settings_of(policy, 3), settings_of(other, 3)
 
@@ -156,7 +154,7 @@ def test_what_another_policy_would_have_moved_is_told_in_every_step(
 
 
 @pytest.mark.parametrize(("policy", "other"), [("esd(1)", "herald"), ("herald", "vanilla")])
-def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
+def test_reported_bytes_cover_checkpoints_evaluations_and_the_drain(
     policy: str, other: str, tmp_path: Path
 ) -> None:
     """Also what checkpoints, evaluations and the end bring home; not what evaluations look up."""
@@ -191,7 +189,7 @@ def test_what_a_run_is_said_to_move_is_all_that_moves_for_training(
 
 
 @pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "bagpipe(3)", "embroute", "het(3)"])
-def test_both_ends_count_the_same_by_phase_peer_and_kind(policy: str) -> None:
+def test_workers_and_shards_count_the_same_traffic(policy: str) -> None:
     workers, shards = TOPOLOGY
     stream, settings = batches(3, STEPS), settings_of(policy, workers) | {"debug": "steps"}
     results = run_in_process(workers, shards, lambda rank: train(rank, stream, "sgd", settings))
@@ -219,7 +217,7 @@ NOTE_BYTES, BLOCK_BYTES = 420, 36  # of a note with no rows at all, and of each 
 
 
 @pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "het(10)", "fae(hot=300rows)"])
-def test_samples_and_plans_are_priced_as_they_are_sent(policy: str) -> None:
+def test_priced_bytes_of_samples_and_plans_equal_the_bytes_sent(policy: str) -> None:
     """All lists are priced to the byte; a note's frame and the heads of its blocks are not."""
     source, workers = open_source("online-retail(negatives=1)", DataOptions()), 4
     setup = Setup(source.schema, uniform_cluster(workers, 2), 16, 512, cache=Size(0.1, "share"))

@@ -55,7 +55,7 @@ def skipped(source: Source) -> Mapping[str, int]:
 
 
 @pytest.mark.parametrize("case", BAD_LINES)
-def test_bad_line_is_an_error_with_its_place(tmp_path: Path, case: str) -> None:
+def test_bad_line_is_refused_with_line_and_column(tmp_path: Path, case: str) -> None:
     text, message = BAD_LINES[case]
     path = table_file(tmp_path, HEADER + text)
     with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
@@ -75,7 +75,7 @@ def test_bad_line_is_skipped_and_counted(tmp_path: Path, case: str, block_bytes:
     assert sum(source.bad_rows.values()) == 1
 
 
-def test_counts_are_by_reason_and_of_one_pass(tmp_path: Path) -> None:
+def test_skipped_rows_are_counted_by_reason_in_each_pass(tmp_path: Path) -> None:
     text = HEADER + "1,u,2\n2,v,abc\n0,w,abc\n0,w\n7,z,1\n0,u,0\n"
     options = DataOptions(label="y", categorical=("a",), dense=("x",), skip_bad_rows=True)
     source = open_source(table_file(tmp_path, text), options)
@@ -89,13 +89,13 @@ def test_counts_are_by_reason_and_of_one_pass(tmp_path: Path) -> None:
     assert source.schema.num_rows == 1
 
 
-def test_first_bad_line_wins_over_first_bad_column(tmp_path: Path) -> None:
+def test_error_names_the_first_bad_line_of_all_columns(tmp_path: Path) -> None:
     path = table_file(tmp_path, HEADER + "1,u,abc\n2,u,1\n1\n")
     with pytest.raises(ValueError, match="line 2, column x"):
         open_source(path, OPTIONS)
 
 
-def test_undecodable_bytes(tmp_path: Path) -> None:
+def test_bytes_outside_utf8_are_refused(tmp_path: Path) -> None:
     path = table_file(tmp_path, HEADER.encode() + "1,grün,2\n".encode() + b"0,gr\xfcn,1\n")
     with pytest.raises(ValueError, match=r"clicks.csv, line 3: .*xfcn.* is not UTF-8 text"):
         open_source(path, OPTIONS)
@@ -119,19 +119,21 @@ def test_undecodable_bytes(tmp_path: Path) -> None:
         ("y,a,x,a\n1,u,2,3\n", "the header names column 'a' twice"),
     ],
 )
-def test_files_without_what_is_needed(tmp_path: Path, text: str, message: str) -> None:
+def test_files_without_header_rows_or_columns_are_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         open_source(table_file(tmp_path, text), OPTIONS)
 
 
-def test_all_rows_bad(tmp_path: Path) -> None:
+def test_file_with_only_bad_rows_is_refused(tmp_path: Path) -> None:
     options = DataOptions(label="y", categorical=("a",), skip_bad_rows=True)
     with pytest.raises(ValueError, match="no samples; all 2 rows are bad"):
         open_source(table_file(tmp_path, HEADER + "7,u,1\n1,u\n"), options)
 
 
 @pytest.mark.parametrize("ids", ["vocab", "hash"])
-def test_empty_files_of_a_directory(tmp_path: Path, ids: str) -> None:
+def test_empty_file_in_a_directory_is_refused(tmp_path: Path, ids: str) -> None:
     table_file(tmp_path, HEADER + "1,u,2\n", "a.csv")
     table_file(tmp_path, "", "b.csv")
     options = DataOptions(categorical=("a",), ids=ids, hash_rows=9 if ids == "hash" else None)
@@ -139,14 +141,14 @@ def test_empty_files_of_a_directory(tmp_path: Path, ids: str) -> None:
         list(open_source(str(tmp_path), options).chunks())
 
 
-def test_column_missing_in_a_later_file(tmp_path: Path) -> None:
+def test_column_missing_in_a_later_file_is_refused(tmp_path: Path) -> None:
     table_file(tmp_path, HEADER + "1,u,2\n", "a.csv")
     table_file(tmp_path, "y,x\n1,2\n", "b.csv")
     with pytest.raises(ValueError, match=r"b.csv: no column 'a'; the columns are y, x"):
         open_source(str(tmp_path), OPTIONS)
 
 
-def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+def test_missing_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"no such file or directory, and no built-in data .*online-retail"
     ):
@@ -166,12 +168,12 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         DataOptions(categorical=("a",), bag=("a",)),
     ],
 )
-def test_column_given_twice(tmp_path: Path, options: DataOptions) -> None:
+def test_column_given_twice_is_refused(tmp_path: Path, options: DataOptions) -> None:
     with pytest.raises(ValueError, match=r"column '[ax]' is given twice"):
         open_source(table_file(tmp_path, HEADER + "1,u,2\n"), options)
 
 
-def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
+def test_truncated_and_damaged_gzip_files_are_refused(tmp_path: Path) -> None:
     packed = gzip.compress((HEADER + "1,u,2\n" * 20000).encode())
     with pytest.raises(ValueError, match=r"cut.gz: the gzip file is truncated"):
         open_source(table_file(tmp_path, packed[:-20], "cut.gz"), OPTIONS)
@@ -182,12 +184,12 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
         open_source(table_file(tmp_path, b"\x28\xb5\x2f\xfd123", "t.zst"), OPTIONS)
 
 
-def test_damaged_parquet(tmp_path: Path) -> None:
+def test_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"t.parquet: cannot be read as parquet"):
         open_source(table_file(tmp_path, b"PAR1 and no more", "t.parquet"), OPTIONS)
 
 
-def test_parquet_names_row_column_and_value(tmp_path: Path) -> None:
+def test_parquet_error_names_row_column_and_value(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pl.DataFrame({"y": [0, 1, 3], "a": ["u", "v", "w"], "x": ["1", "2", "3"]}).write_parquet(path)
     with pytest.raises(ValueError, match=r"t.parquet, row 3, column y: '3' is not 0 or 1"):
@@ -196,14 +198,14 @@ def test_parquet_names_row_column_and_value(tmp_path: Path) -> None:
         open_source(str(path))
 
 
-def test_parquet_type_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unsupported_parquet_type_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pl.DataFrame({"y": [0], "a": ["u"], "x": [[1.0, 2.0]]}).write_parquet(path)
     with pytest.raises(ValueError, match="column x holds List"):
         open_source(str(path), OPTIONS)
 
 
-def test_criteo_line_with_a_bad_value(tmp_path: Path) -> None:
+def test_bad_criteo_line_is_refused(tmp_path: Path) -> None:
     lines = criteo_lines(5)
     lines[3][7] = "x1"
     path = write_criteo(tmp_path / "day", lines)
@@ -214,7 +216,7 @@ def test_criteo_line_with_a_bad_value(tmp_path: Path) -> None:
         open_source(str(write_criteo(tmp_path / "day", lines)))
 
 
-def test_avazu_hour_and_movielens_rating(tmp_path: Path) -> None:
+def test_bad_avazu_hour_and_movielens_rating_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 3, column hour: '14102124' is not an hour"):
         open_source(str(avazu_file(tmp_path / "train", ["14102100", "14102124"])))
     ratings = table_file(tmp_path, "1::2::good::5\n", "ratings.dat")
@@ -222,13 +224,13 @@ def test_avazu_hour_and_movielens_rating(tmp_path: Path) -> None:
         open_source(ratings)
 
 
-def test_time_that_is_none(tmp_path: Path) -> None:
+def test_unknown_time_format_is_refused(tmp_path: Path) -> None:
     path = table_file(tmp_path, "a,t\nu,2024-01-02\nv,12/1/2010 8:26\n")
     with pytest.raises(ValueError, match="line 3, column t: '12/1/2010 8:26' is neither a number"):
         open_source(path, DataOptions(categorical=("a",), time="t"))
 
 
-def test_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_RECORD_BYTES", 50)
     path = Path(table_file(tmp_path, HEADER + "1,u,2\n1," + "u" * 200_000 + ",2\n"))
     layout = ColumnSpec("table", categorical=("a",))
@@ -236,7 +238,7 @@ def test_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         open_files(ReadOptions((path,), layout, block_bytes=60), Numbering())
 
 
-def test_unknown_format_says_what_was_seen_and_what_to_give(tmp_path: Path) -> None:
+def test_unknown_format_error_shows_the_data_and_the_options(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"clicks.csv begins with 'y,a,x', .*--categorical.*--format"
     ):
@@ -260,7 +262,7 @@ def test_unknown_format_says_what_was_seen_and_what_to_give(tmp_path: Path) -> N
         ({"format": "criteo"}, "line 1: 1 columns instead of 40"),
     ],
 )
-def test_options_that_make_no_sense(
+def test_contradicting_data_options_are_refused(
     tmp_path: Path, options: Mapping[str, object], message: str
 ) -> None:
     path = table_file(tmp_path, HEADER + "1,u,2\n")
@@ -268,7 +270,7 @@ def test_options_that_make_no_sense(
         open_source(path, DataOptions(**options))  # type: ignore[arg-type]
 
 
-def test_built_in_data_takes_no_file_options() -> None:
+def test_built_in_data_refuses_file_options() -> None:
     with pytest.raises(
         ValueError, match="built-in data: of the data options it takes only --limit"
     ):
@@ -276,7 +278,7 @@ def test_built_in_data_takes_no_file_options() -> None:
     assert sum(len(c) for c in open_source("online-retail", DataOptions(limit=70)).chunks()) == 70
 
 
-def test_data_that_changes_between_passes(tmp_path: Path) -> None:
+def test_file_that_changes_between_passes_is_refused(tmp_path: Path) -> None:
     path = table_file(tmp_path, HEADER + "1,u,2\n")
     source = open_source(path, OPTIONS)
     table_file(tmp_path, HEADER + "1,w,2\n")

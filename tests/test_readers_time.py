@@ -47,7 +47,7 @@ def test_external_sort_is_stable(times: list[int], size: int, run: int, block: i
     assert counts == {"bad": 4}
 
 
-def test_temporary_files_go_with_the_source() -> None:
+def test_temporary_files_are_deleted_with_the_source() -> None:
     ordered = SortedSamples(pieces_of([3, 1, 2], 2), Counter(), RunSizes(2, 1))
     folder = ordered.folder
     assert folder.exists()
@@ -64,7 +64,7 @@ def whole(path: Path, time: str | None, skip: bool = False) -> Batch:
 
 
 @pytest.mark.parametrize("kind", ["{}", "{}.5", "2024-01-{:02d}", "2024-01-{:02d}T10:00:00.25Z"])
-def test_shuffled_file_is_read_as_if_it_were_sorted(tmp_path: Path, kind: str) -> None:
+def test_time_option_sorts_a_shuffled_file(tmp_path: Path, kind: str) -> None:
     lines = [(i % 20 + 1, f"{i % 2},w{i % 7},{'p|q|r'[: i % 4]},{i}") for i in range(100)]
     random.Random(1).shuffle(lines)
     ordered = sorted(lines, key=lambda line: line[0])
@@ -76,13 +76,13 @@ def test_shuffled_file_is_read_as_if_it_were_sorted(tmp_path: Path, kind: str) -
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-def test_data_in_order_is_not_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordered_file_is_not_sorted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(reader, "SortedSamples")
     (tmp_path / "t.csv").write_text("t,y,a,tags,x\n1,0,u,,1\n1,1,v,,2\n3,0,w,,3\n")
     assert whole(tmp_path / "t.csv", "t").dense.ravel().tolist() == [1, 2, 3]
 
 
-def test_bad_rows_are_left_out_and_keep_their_line(tmp_path: Path) -> None:
+def test_rows_with_bad_time_are_skipped_and_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("t,y,a,tags,x\n5,0,u,,1\nlate,1,v,,2\n3,0,w,,3\n")
     with pytest.raises(ValueError, match="line 3, column t: 'late' is neither"):

@@ -57,7 +57,7 @@ def write_criteo(path: Path, lines: list[list[str]]) -> Path:
     return path
 
 
-def test_criteo_equals_a_plain_parse(tmp_path: Path) -> None:
+def test_criteo_reader_equals_a_plain_parse(tmp_path: Path) -> None:
     lines = criteo_lines(200)
     source = open_source(str(write_criteo(tmp_path / "day_0", lines)))
     batch = whole(source)
@@ -74,7 +74,7 @@ def test_criteo_equals_a_plain_parse(tmp_path: Path) -> None:
         assert source.schema.tables[field].num_rows == len({line[14 + field] for line in lines})
 
 
-def test_gzip_equals_plain(tmp_path: Path) -> None:
+def test_gzip_file_reads_like_the_plain_file(tmp_path: Path) -> None:
     plain = write_criteo(tmp_path / "day", criteo_lines(50))
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -82,7 +82,7 @@ def test_gzip_equals_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 100, 700, 5000])
-def test_blocks_do_not_change_samples(tmp_path: Path, block_bytes: int) -> None:
+def test_block_size_does_not_change_samples(tmp_path: Path, block_bytes: int) -> None:
     path = write_criteo(tmp_path / "day", criteo_lines(40))
     expected = whole(open_source(str(path)))
     source = open_files(ReadOptions((path,), criteo(), block_bytes=block_bytes), Numbering())
@@ -92,7 +92,7 @@ def test_blocks_do_not_change_samples(tmp_path: Path, block_bytes: int) -> None:
     same(concat(list(source.chunks())), expected)
 
 
-def test_parquet_slices_do_not_change_samples(tmp_path: Path) -> None:
+def test_parquet_slice_size_does_not_change_samples(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     frame = pl.DataFrame({"a": [1, 2, 1, None, 3, 2, 5], "x": [0.5, 1, 2, None, 4, 5, 6]})
     frame.write_parquet(path, row_group_size=4)
@@ -103,7 +103,7 @@ def test_parquet_slices_do_not_change_samples(tmp_path: Path) -> None:
     assert whole(source).dense.ravel().tolist() == [0.5, 1, 2, 0, 4, 5, 6]
 
 
-def test_parquet_equals_csv(tmp_path: Path) -> None:
+def test_parquet_file_reads_like_the_csv_file(tmp_path: Path) -> None:
     frame = pl.DataFrame(
         {"label": [0, 1, 1], "user": [7, 8, 7], "word": ["a", None, "b"], "x": [1.5, 2.0, -3.0]}
     )
@@ -119,7 +119,7 @@ def test_parquet_equals_csv(tmp_path: Path) -> None:
     same(whole(one), whole(other))
 
 
-def test_parquet_types_of_label_time_and_list(tmp_path: Path) -> None:
+def test_parquet_reads_boolean_labels_dates_and_lists(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     frame = pl.DataFrame(
         {
@@ -136,7 +136,7 @@ def test_parquet_types_of_label_time_and_list(tmp_path: Path) -> None:
     assert batch.rows.tolist() == [0, 1, 0]
 
 
-def test_table_with_bags_missing_values_and_quotes(tmp_path: Path) -> None:
+def test_table_reads_bags_missing_values_and_quotes(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(
         'label,"a, b",tags,x\n'
@@ -171,7 +171,7 @@ def words_frame(words: Sequence[str]) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("separator", ["\t", ";", "|"])
-def test_separator_of_a_table_is_detected(tmp_path: Path, separator: str) -> None:
+def test_table_separator_is_detected(tmp_path: Path, separator: str) -> None:
     path = tmp_path / "t.txt"
     path.write_text("a,b c d\n1 2 4\n3 2 4\n".replace(" ", separator))
     source = open_source(str(path), DataOptions(categorical=("a,b", "c")))
@@ -187,7 +187,7 @@ def avazu_file(path: Path, hours: Sequence[str]) -> Path:
     return path
 
 
-def test_avazu_has_22_fields_and_the_hour_of_the_day(tmp_path: Path) -> None:
+def test_avazu_reads_22_fields_and_the_hour_of_the_day(tmp_path: Path) -> None:
     path = avazu_file(tmp_path / "train", ["14102100", "14102201", "14102300", "14102323"])
     source = open_source(str(path), DataOptions(time="hour"))
     assert source.schema.num_fields == 22
@@ -198,7 +198,7 @@ def test_avazu_has_22_fields_and_the_hour_of_the_day(tmp_path: Path) -> None:
     assert rows_SF[:, 21].tolist() == [0, 1, 2, 0]
 
 
-def test_movielens_dat_equals_csv(tmp_path: Path) -> None:
+def test_movielens_dat_reads_like_csv(tmp_path: Path) -> None:
     ratings = [(1, 10, 5, 300), (2, 10, 3.5, 100), (1, 20, 4, 200)]
     dat, table = tmp_path / "ratings.dat", tmp_path / "ratings.csv"
     dat.write_text("".join("::".join(map(str, line)) + "\n" for line in ratings))
@@ -214,7 +214,7 @@ def test_movielens_dat_equals_csv(tmp_path: Path) -> None:
     assert whole(open_source(str(dat), options)).label.tolist() == [0, 0, 1]
 
 
-def test_missing_values_are_an_id_or_padding(tmp_path: Path) -> None:
+def test_missing_values_become_an_id_or_padding(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{word},z\n" for word in WORDS))
     categorical = ("a", "b")
@@ -239,7 +239,7 @@ def fnv_1a(text: str) -> int:
     return key ^ key >> 33
 
 
-def test_hash_never_changes(tmp_path: Path) -> None:
+def test_hashed_ids_never_change(tmp_path: Path) -> None:
     words = ["", "a", "68fd1e64", "größe"]
     keys = keys_of(words_frame(words)).ravel().view(np.uint64)
     assert keys.tolist() == [fnv_1a(word) for word in words]
@@ -255,7 +255,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 @pytest.mark.parametrize("quoted", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.sampled_from(["\n", "\r\n"]))
-def test_any_text_has_the_key_of_its_bytes(
+def test_any_text_is_hashed_by_its_bytes(
     tmp_path_factory: pytest.TempPathFactory, quoted: bool, cells: list[tuple[str, str]], end: str
 ) -> None:
     # Without quotes, a line that ends in "\\r" cannot be told from one that ends in "\\r\\n".
@@ -272,7 +272,7 @@ def test_any_text_has_the_key_of_its_bytes(
     assert rows_SF.tolist() == expected
 
 
-def test_progress_of_opening_reaches_the_end(tmp_path: Path) -> None:
+def test_progress_of_opening_reaches_100_percent(tmp_path: Path) -> None:
     path = write_criteo(tmp_path / "day", criteo_lines(30))
     shares: list[float] = []
     reading = ReadOptions((path, path), criteo(), block_bytes=1000)
@@ -287,7 +287,7 @@ def test_progress_of_opening_reaches_the_end(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(-3000, 3000), max_size=2500), max_size=5))
-def test_vocabulary_numbers_by_first_appearance(chunks: list[list[int]]) -> None:
+def test_vocabulary_numbers_keys_by_first_appearance(chunks: list[list[int]]) -> None:
     words: Vocabulary = vocabulary()
     flat = [key for chunk in chunks for key in chunk]
     for chunk in chunks:
@@ -299,7 +299,7 @@ def test_vocabulary_numbers_by_first_appearance(chunks: list[list[int]]) -> None
     assert words.num_ids == len({key for key in flat if key})
 
 
-def test_limit_holds_for_samples_and_vocabulary(tmp_path: Path) -> None:
+def test_limit_applies_to_samples_and_vocabulary(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("t,a\n" + "".join(f"{9 - i},w{i}\n" for i in range(9)))
     source = open_source(str(path), DataOptions(categorical=("a",), limit=4))
@@ -309,7 +309,7 @@ def test_limit_holds_for_samples_and_vocabulary(tmp_path: Path) -> None:
     assert whole(open_source(str(path), timed)).rows.tolist() == hashed_ids(keys, 10**6).tolist()
 
 
-def test_directory_and_pattern_are_read_in_name_order(tmp_path: Path) -> None:
+def test_files_of_a_directory_or_pattern_are_read_in_name_order(tmp_path: Path) -> None:
     for name, text in (("b.csv", "x,a\n1,2\n"), ("a.csv", "a,x\n9,1\n"), ("c.csv", "a,x\n")):
         (tmp_path / name).write_text(text)
     (tmp_path / "_SUCCESS").write_text("")
@@ -333,7 +333,7 @@ def generated(path: Path, num_bytes: int) -> Iterator[int]:
             yield len(block)
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+def test_reader_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "big.csv"
     samples = sum(generated(path, 30_000_000))
     layout = ColumnSpec("table", categorical=("a", "b"), dense=("x",))

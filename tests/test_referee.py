@@ -178,13 +178,15 @@ def disturbed(policy: Policy, mutate: Mutation, law: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "mutate", "complaint", "law"), FAULTS)
-def test_a_broken_plan_is_noticed(name: str, mutate: Mutation, complaint: str, law: str) -> None:
+def test_referee_detects_a_broken_plan(
+    name: str, mutate: Mutation, complaint: str, law: str
+) -> None:
     with pytest.raises(LawBrokenError, match=complaint):
         disturbed(make_policy(name), mutate, law)
 
 
 @pytest.mark.parametrize("name", ["esd", "het(3)", "scars(hot=0.1)"])
-def test_a_drain_that_forgets_a_row_is_noticed(name: str) -> None:
+def test_referee_detects_a_drain_that_forgets_a_row(name: str) -> None:
     policy, workload = make_policy(name), long_workload("sgd")
     state = workload.start(policy)
     referee = Referee(policy, state.setup)

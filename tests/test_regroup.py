@@ -70,7 +70,7 @@ def workloads(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], State, SwapSchedu
 
 @steady
 @given(workloads())
-def test_every_sample_once_in_pure_batches(
+def test_regrouping_keeps_every_sample_in_pure_batches(
     workload: tuple[npt.NDArray[np.int64], State, SwapSchedule],
 ) -> None:
     rows_SF, state, schedule = workload
@@ -92,7 +92,7 @@ def test_every_sample_once_in_pure_batches(
 
 @steady
 @given(workloads())
-def test_order_is_kept_unless_shuffled(
+def test_regrouping_keeps_the_order_of_each_kind(
     workload: tuple[npt.NDArray[np.int64], State, SwapSchedule],
 ) -> None:
     rows_SF, state, schedule = workload
@@ -103,7 +103,7 @@ def test_order_is_kept_unless_shuffled(
         assert order == sorted(order)
 
 
-def test_shuffling_follows_the_seed() -> None:
+def test_shuffled_regrouping_follows_the_seed() -> None:
     rows_SF = np.random.default_rng(0).integers(0, NUM_ROWS, (64, 1))
     state = state_with(set(range(5)), 8)
 
@@ -138,11 +138,13 @@ def pool(count: int) -> list[Batch]:
         (1, 1, 1, "cH"),
     ],
 )
-def test_schedule(cold: int, hot: int, rate: float, expected: str) -> None:
+def test_swap_schedule_interleaves_cold_and_hot_batches(
+    cold: int, hot: int, rate: float, expected: str
+) -> None:
     assert marks(interleave(pool(cold), pool(hot), rate)) == expected
 
 
-def test_schedule_of_a_stream() -> None:
+def test_swap_schedule_of_a_stream_works_by_buffer() -> None:
     # Cold and hot samples in turn; a buffer of 4 batches makes 2 cold and 2 hot ones.
     rows_SF = np.tile([[9], [0]], (8, 1))
     out = regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), SwapSchedule(50, 4))
@@ -150,14 +152,14 @@ def test_schedule_of_a_stream() -> None:
 
 
 @pytest.mark.parametrize(("row", "expected"), [(0, "HHHHH"), (9, "ccccc")])
-def test_one_pool_may_stay_empty(row: int, expected: str) -> None:
+def test_regrouping_accepts_only_hot_or_only_cold_samples(row: int, expected: str) -> None:
     rows_SF = np.full((9, 1), row)
     out = list(regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), SwapSchedule(50, 2)))
     assert marks(iter(out)) == expected
     assert [len(batch) for batch in out] == [2, 2, 2, 2, 1]
 
 
-def test_the_buffer_bounds_what_is_read_ahead() -> None:
+def test_regrouping_buffer_bounds_reading_ahead() -> None:
     consumed = 0
     rows_SF = np.tile([[9], [0]], (100, 1))
 
@@ -177,13 +179,13 @@ def test_the_buffer_bounds_what_is_read_ahead() -> None:
     assert consumed == 50
 
 
-def test_padding_is_no_cold_row() -> None:
+def test_padding_does_not_make_a_sample_cold() -> None:
     rows_SF = np.array([[0, PADDING], [PADDING, PADDING], [0, 9], [9, 0]])
     hot_R = np.isin(np.arange(NUM_ROWS), [0])
     assert hot_samples(one_hot(rows_SF), hot_R).tolist() == [True, True, False, False]
 
 
-def test_bags_are_hot_as_a_whole() -> None:
+def test_sample_is_hot_only_with_all_rows_of_its_bags() -> None:
     # Bags [0, 1], [], [0, 9], and one more field with one id each.
     batch = Batch(
         np.array([0, 1, 0, 0, 0, 9, 0]),
@@ -196,7 +198,7 @@ def test_bags_are_hot_as_a_whole() -> None:
     assert hot_samples(batch, hot_R).tolist() == [True, True, False]
 
 
-def test_limits_of_the_hot_set() -> None:
+def test_hot_set_limits_follow_the_option_and_the_cache() -> None:
     setup = Setup(schema_of(1000, 3000), open_cluster("dc-2"), (4, 8), cache=Size(0.5, "share"))
     assert hot_limits(setup, Size(0.1, "share")).tolist() == [100, 300]
     assert hot_limits(setup, Size(40, "rows")).tolist() == [10, 30]
@@ -207,7 +209,7 @@ def test_limits_of_the_hot_set() -> None:
         hot_limits(setup, Size(0.6, "share"))
 
 
-def test_fae_takes_small_tables_whole_then_the_most_accessed() -> None:
+def test_fae_hot_set_takes_small_tables_then_the_most_used_rows() -> None:
     # The second table is 300,000 rows of 4 floats, above 1 MB.
     setup = Setup(schema_of(4, 300_000), open_cluster("dc-2"), 4, cache=Size(20, "rows"))
     counts_R = np.zeros(300_004, np.int64)
@@ -216,7 +218,7 @@ def test_fae_takes_small_tables_whole_then_the_most_accessed() -> None:
     assert by_count(Size(20, "rows"))(counts_R, setup).tolist() == [0, 1, 2, 3, 7, 9, 100, 50_000]
 
 
-def test_scars_takes_the_most_accessed() -> None:
+def test_scars_hot_set_takes_the_most_used_rows() -> None:
     setup = Setup(schema_of(4, 96), open_cluster("dc-2"), 4, 8, cache=Size(50, "rows"))
     counts_R = np.zeros(100, np.int64)
     counts_R[[2, 70, 9]] = [5, 9, 7]

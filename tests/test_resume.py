@@ -86,7 +86,7 @@ def same(first: Trained, second: Trained) -> None:
         "scars(hot=0.3)",
     ],
 )
-def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None:
+def test_resume_is_bit_identical(policy: str, cut: int, tmp_path: Path) -> None:
     workers, shards = topology = (3, 2)
     stream = batches(workers, STEPS)
     whole = run(saving(policy, workers, tmp_path / "whole"), topology, stream)
@@ -109,7 +109,7 @@ def test_resuming_changes_nothing(policy: str, cut: int, tmp_path: Path) -> None
     ],
     ids=["free quotas", "rows all-reduced", "in parts"],
 )
-def test_resuming_changes_nothing_of_what_is_learnt(settings: Settings, tmp_path: Path) -> None:
+def test_resume_is_bit_identical_with_learnt_state(settings: Settings, tmp_path: Path) -> None:
     workers, shards = topology = (3, 2)
     stream, settings = batches(workers, STEPS), settings.copy()
     settings.update({"checkpoint": tmp_path, "checkpoint_every": EVERY, "resume": True})
@@ -141,7 +141,7 @@ STOPPED["in parts"] = slow_settings("embroute(effort=200)", 3, 2)
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_run_that_was_stopped_at_any_step_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path) -> None:
     """The drain of an end that no schedule asked for leaves no trace in what follows."""
     workers, shards = topology = (3, 2)
     stream, settings = batches(workers, STEPS), STOPPED[name].copy()
@@ -162,7 +162,9 @@ def test_a_run_that_was_stopped_at_any_step_goes_on_bit_for_bit(name: str, tmp_p
 
 
 @pytest.mark.parametrize("topology", [(1, 1), (2, 3)])
-def test_another_topology_continues_exactly(topology: tuple[int, int], tmp_path: Path) -> None:
+def test_resume_on_another_topology_equals_plain_torch(
+    topology: tuple[int, int], tmp_path: Path
+) -> None:
     stream = batches(3, STEPS)
     with pytest.raises(PowerCutError):
         run(saving("esd(1)", 3, tmp_path), (3, 2), Failing(stream, 52))
@@ -173,7 +175,7 @@ def test_another_topology_continues_exactly(topology: tuple[int, int], tmp_path:
 
 
 @pytest.mark.parametrize(("first", "second"), [("in-place", "embroute"), ("embroute", "in-place")])
-def test_in_place_goes_on_from_any_policy_and_any_from_it(
+def test_resume_between_in_place_and_embroute_equals_plain_torch(
     first: str, second: str, tmp_path: Path
 ) -> None:
     """Rows trained in place are known as trained: a policy that makes new rows makes none anew."""
@@ -184,7 +186,7 @@ def test_in_place_goes_on_from_any_policy_and_any_from_it(
     gathered(resumed, 2, 1).assert_equal(plain_cached("adagrad", 3, STEPS))
 
 
-def test_a_run_without_checkpoints_is_not_changed_by_them(tmp_path: Path) -> None:
+def test_saving_checkpoints_does_not_change_the_result(tmp_path: Path) -> None:
     stream = batches(2, STEPS)
     run(saving("herald", 2, tmp_path), (2, 1), stream)
     assert [path.name for path in saved_checkpoints(tmp_path)] == ["step-00000040", "step-00000060"]
@@ -193,7 +195,7 @@ def test_a_run_without_checkpoints_is_not_changed_by_them(tmp_path: Path) -> Non
     with_them.assert_equal(without)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_resume_refuses_a_checkpoint_of_another_optimizer(tmp_path: Path) -> None:
     stream = batches(2, STEPS)
     run(saving("herald", 2, tmp_path), (2, 1), stream)
     settings = saving("herald", 2, tmp_path)
@@ -219,7 +221,7 @@ def epochs(rank: RankContext, stream: Sequence[Batch], settings: Settings) -> li
     return counts
 
 
-def test_epochs_end_where_they_would_have_ended(tmp_path: Path) -> None:
+def test_resumed_epochs_end_at_the_same_step(tmp_path: Path) -> None:
     stream, settings = batches(2, STEPS), saving("herald", 2, tmp_path)
     settings["epochs"], settings["max_steps"] = 2, 40
     assert run_in_process(2, 1, lambda rank: epochs(rank, stream, settings))["worker1"] == [40, 0]
@@ -227,7 +229,7 @@ def test_epochs_end_where_they_would_have_ended(tmp_path: Path) -> None:
     assert run_in_process(2, 1, lambda rank: epochs(rank, stream, settings))["worker1"] == [20, 60]
 
 
-def test_an_epoch_that_prepare_was_not_told_of_is_an_error() -> None:
+def test_epoch_beyond_the_declared_epochs_is_refused() -> None:
     settings = settings_of("herald", 2)
     with pytest.raises(ValueError, match=r"epoch 2 was begun, and prepare was told epochs=1: "):
         run_in_process(2, 1, lambda rank: epochs(rank, batches(2, 5), settings))

@@ -39,7 +39,7 @@ def said(output: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("killed", ["coordinator", "shard0", "worker1"])
-def test_a_killed_rank_is_named_by_every_other(killed: str) -> None:
+def test_every_rank_names_the_killed_rank(killed: str) -> None:
     run = start(ROUTED)
     os.kill(pid_of(run, killed), signal.SIGKILL)
     began = time.monotonic()
@@ -55,7 +55,7 @@ def test_a_killed_rank_is_named_by_every_other(killed: str) -> None:
     assert f"exitcode  : {TRY_AGAIN} " in output
 
 
-def test_an_error_in_the_loop_keeps_its_traceback(tmp_path: Path) -> None:
+def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
     script.write_text(
@@ -71,7 +71,7 @@ def test_an_error_in_the_loop_keeps_its_traceback(tmp_path: Path) -> None:
     assert f"exitcode  : {OWN_ERROR} " in output
 
 
-def test_a_loop_that_is_left_says_what_to_do_instead(tmp_path: Path) -> None:
+def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     left = "if step == 60:\n            break\n        "
     script.write_text(ROUTED.read_text().replace("if step % REPORT", f"{left}if step % REPORT"))
@@ -97,17 +97,17 @@ def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
     return finish(run, NOTICE_S + 20)
 
 
-def test_signals_end_it_in_one_line() -> None:
+def test_signal_ends_a_rank_with_one_line() -> None:
     assert stopped("", signal.SIGTERM) == (143, "embroute: worker0: stopped by SIGTERM\n")
     assert stopped("", signal.SIGINT) == (130, "embroute: worker0: interrupted\n")
 
 
-def test_a_handler_of_the_script_stays() -> None:
+def test_signal_handler_of_a_script_is_kept() -> None:
     own = "signal.signal(signal.SIGTERM, lambda *_: exit(7))"
     assert stopped(own, signal.SIGTERM) == (7, "")
 
 
-def test_embroute_run_starts_a_script_and_tells_one_reason(tmp_path: Path) -> None:
+def test_embroute_run_starts_a_script_and_prints_one_reason(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
     script.write_text(
@@ -130,7 +130,7 @@ def test_embroute_run_starts_a_script_and_tells_one_reason(tmp_path: Path) -> No
         (["--shards", "2", "{script}"], "shards=1 in the script, embroute run --shards 2"),
     ],
 )
-def test_embroute_run_refuses_what_cannot_run(
+def test_embroute_run_refuses_missing_scripts_and_wrong_shards(
     arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"

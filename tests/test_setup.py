@@ -47,7 +47,7 @@ def setups(draw: st.DrawFn) -> Setup:
 
 @steady
 @given(setups())
-def test_capacity_keeps_every_limit(setup: Setup) -> None:
+def test_cache_capacity_keeps_every_limit(setup: Setup) -> None:
     capacity_A = setup.capacity_WA[0]
     assert (setup.capacity_WA == capacity_A).all()
     assert setup.capacity_WA.shape == (4, len(set(setup.widths)))
@@ -69,7 +69,7 @@ def test_capacity_keeps_every_limit(setup: Setup) -> None:
     assert whole or used > limit - spare - 1e-6
 
 
-def test_shares_that_binary_cannot_hold() -> None:
+def test_cache_share_of_a_decimal_fraction_is_exact() -> None:
     setup = Setup(schema_of(30, 70), edge(), (8, 4), cache=Size(0.1, "share"))
     assert setup.arenas == (4, 8)
     assert setup.rows_A.tolist() == [70, 30]
@@ -88,7 +88,7 @@ def test_tables_of_one_width_share_an_arena() -> None:
     ("optimizer", "slot_floats"),
     [("sgd", 16), ("rowwise-adagrad", 17), ("adagrad", 32), ("adam", 48)],
 )
-def test_a_slot_holds_value_and_state(optimizer: str, slot_floats: int) -> None:
+def test_cache_slot_holds_value_and_optimizer_state(optimizer: str, slot_floats: int) -> None:
     budget = 100 * 4 * slot_floats
     exact = Setup(schema_of(1000), edge(), 16, optimizer=optimizer, cache=Size(budget, "bytes"))
     assert exact.capacity_WA.tolist() == [[100]] * 4
@@ -100,7 +100,7 @@ def test_a_slot_holds_value_and_state(optimizer: str, slot_floats: int) -> None:
     ("optimizer", "state"),
     [("sgd", [0, 0]), ("rowwise-adagrad", [1, 1]), ("adagrad", [4, 10]), ("adam", [8, 20])],
 )
-def test_records(optimizer: str, state: list[int]) -> None:
+def test_record_sizes_follow_the_optimizer(optimizer: str, state: list[int]) -> None:
     sizes = record_bytes((4, 10), optimizer)
     assert sizes[VALUE].tolist() == [16, 40]
     assert sizes[GRADIENT].tolist() == [16, 40]
@@ -115,7 +115,7 @@ def test_row_seconds_are_the_whole_record_over_the_link() -> None:
     )
 
 
-def test_rows_of_the_own_host_take_no_time() -> None:
+def test_rows_on_the_host_of_a_worker_take_no_link_time() -> None:
     # A quarter of the rows sits beside the worker.
     seconds = Setup(schema_of(10), open_cluster("colo-4"), 16).row_seconds_AW
     assert seconds == pytest.approx(np.full((1, 4), 0.75 * 64 / 1.25e9))
@@ -135,7 +135,7 @@ def test_quotas_are_proportional_and_complete(shares: list[float], samples: int)
     assert all(quota == 0 for quota, share in zip(quotas, shares, strict=True) if share == 0)
 
 
-def test_equal_quotas_give_the_remainder_to_the_first() -> None:
+def test_equal_quotas_give_the_remainder_to_the_first_workers() -> None:
     setup = Setup(schema_of(10), edge(4))
     assert setup.quotas(8).tolist() == [2, 2, 2, 2]
     assert setup.quotas(10).tolist() == [3, 3, 2, 2]
@@ -153,7 +153,9 @@ def test_equal_quotas_give_the_remainder_to_the_first() -> None:
         ("8,t0=8", (8, 8, 8)),
     ],
 )
-def test_widths(text: str, expected: int | tuple[int, ...]) -> None:
+def test_dim_option_sets_the_width_of_each_table(
+    text: str, expected: int | tuple[int, ...]
+) -> None:
     assert dims(text, schema_of(5, 5, 5)) == expected
 
 
@@ -169,41 +171,41 @@ def test_widths(text: str, expected: int | tuple[int, ...]) -> None:
         ("64,t1=x", "--dim 't1=x': expected table=width"),
     ],
 )
-def test_bad_widths(text: str, fault: str) -> None:
+def test_dim_option_refuses_bad_widths(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         dims(text, schema_of(5, 5))
 
 
-def test_widths_of_zero() -> None:
+def test_zero_width_is_refused() -> None:
     with pytest.raises(ValueError, match="--dim must be between 1 and 1000000, got 0"):
         Setup(schema_of(5), edge(), 0)
     with pytest.raises(ValueError, match="--dim must be between 1 and 1000000, got 0"):
         Setup(schema_of(5, 5), edge(), (4, 0))
 
 
-def test_one_width_for_two_tables() -> None:
+def test_width_count_must_match_the_table_count() -> None:
     with pytest.raises(ValueError, match="--dim names 1 widths, the data has 2 tables"):
         Setup(schema_of(5, 5), edge(), (4,))
 
 
 @pytest.mark.parametrize("shares", [(1.0,), (1.0, 1.0, 1.0, -1.0), (0.0, 0.0, 0.0, 0.0)])
-def test_bad_quotas(shares: tuple[float, ...]) -> None:
+def test_bad_quotas_are_refused(shares: tuple[float, ...]) -> None:
     fault = f"--quotas needs 4 numbers of at least 0, got {shares}"
     with pytest.raises(ValueError, match=re.escape(fault)):
         Setup(schema_of(5), edge(), shares=shares)
 
 
-def test_unknown_optimizer() -> None:
+def test_unknown_optimizer_is_refused() -> None:
     fault = "--optimizer must be one of sgd, adagrad, rowwise-adagrad, adam, got 'lion'"
     with pytest.raises(ValueError, match=fault):
         Setup(schema_of(5), edge(), optimizer="lion")
 
 
-def test_too_many_rows() -> None:
+def test_too_many_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 2147483647 rows in all, the data has 2147483648"):
         Setup(schema_of(2**31), edge())
 
 
-def test_too_many_slots() -> None:
+def test_too_many_cache_slots_are_refused() -> None:
     with pytest.raises(ValueError, match=r"--cache 0\.5: at most \d+ slots per worker"):
         Setup(schema_of(2**30), edge(), cache=Size(0.5, "share"))

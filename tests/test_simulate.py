@@ -91,7 +91,7 @@ POLICIES = ("nocache", "vanilla", "het(3)", "herald", "esd(1)", "esd(0.5)")
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("split", [1, 13])
-def test_spans_with_their_drains_add_up(name: str, split: int) -> None:
+def test_two_spans_with_drains_sum_to_the_whole_run(name: str, split: int) -> None:
     whole = measure_named(name, job_of(warmup=0))
     first = measure_named(name, job_of(steps=split, warmup=0))
     second = measure_named(name, job_of(warmup=split))
@@ -99,7 +99,7 @@ def test_spans_with_their_drains_add_up(name: str, split: int) -> None:
         assert of_whole == pytest.approx(sum(parts))
 
 
-def test_postponed_pushes_are_no_saving() -> None:
+def test_postponed_pushes_are_charged_in_the_drain() -> None:
     # No row comes twice: on demand, nothing is pushed until the drain; write-through pushes all.
     rows_SF = np.arange(150).reshape(-1, 1)
     schema = Schema((Table("a", 150),), (Field("a", 0),))
@@ -113,7 +113,7 @@ def test_postponed_pushes_are_no_saving() -> None:
     assert total(late) == pytest.approx(total(eager))
 
 
-def test_a_drain_at_the_start_is_taken_off() -> None:
+def test_drain_due_at_the_start_is_subtracted() -> None:
     # Step 0 makes 4 rows dirty on each worker; step 1 sends them all elsewhere or keeps them.
     schema = Schema((Table("a", 8),), (Field("a", 0),))
     setup = Setup(schema, open_cluster("dc-2"), 4, 8, cache=Size(1.0, "share"))
@@ -135,7 +135,7 @@ def test_a_drain_at_the_start_is_taken_off() -> None:
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "bagpipe(4)", "fae", "scars"])
-def test_measured_steps_are_those_after_the_warmup(name: str) -> None:
+def test_outcome_sums_the_steps_after_the_warmup(name: str) -> None:
     job = job_of(warmup=7)
     outcome = measure_named(name, job)
     reports = [step for step in simulate(make_policy(name), job) if step.step >= 7]
@@ -149,13 +149,13 @@ def test_measured_steps_are_those_after_the_warmup(name: str) -> None:
     assert outcome.hit_rate == hits / touches
 
 
-def test_data_that_ends_early() -> None:
+def test_outcome_covers_the_steps_before_the_data_ends() -> None:
     outcome = measure_named("vanilla", job_of(samples=12 * 15 + 5, steps=100))
     assert outcome.steps == 16 - 10
     assert outcome.traffic.samples_W.sum() == 12 * 5 + 5
 
 
-def test_epochs_start_the_data_over() -> None:
+def test_each_epoch_reads_the_data_again() -> None:
     job = replace(job_of(samples=30, steps=100, warmup=1), epochs=3)
     # 12, 12 and 6 samples an epoch.
     assert [int(s.traffic.samples_W.sum()) for s in simulate(make_policy("vanilla"), job)] == [
@@ -165,7 +165,7 @@ def test_epochs_start_the_data_over() -> None:
     ] * 3
 
 
-def test_data_that_ends_in_the_warmup() -> None:
+def test_data_shorter_than_the_warmup_is_refused() -> None:
     with pytest.raises(ValueError, match="--warmup 10: the data ends before the first measured"):
         measure_named("vanilla", job_of(samples=12 * 10))
 
@@ -232,13 +232,13 @@ def by_hand(step: StepReport, cluster: Cluster) -> float:
 
 
 @pytest.mark.parametrize("name", ["vanilla", "het(2)", "esd(1)", "bagpipe(3)", "fae"])
-def test_step_time_is_the_formula(name: str) -> None:
+def test_step_time_equals_the_formula_of_the_manual(name: str) -> None:
     job = job_of()
     for step in simulate(make_policy(name), job):
         assert step.time.total_s == pytest.approx(by_hand(step, job.setup.cluster))
 
 
-def test_one_host_has_no_network() -> None:
+def test_job_on_one_host_has_no_transmission_cost() -> None:
     cluster = Cluster((Host("only", 1e6, 1e6, 1.0),), (Worker(0), Worker(0)), (0,), 0, 1e-3, 1e6)
     outcome = measure_named("vanilla", job_of(cluster=cluster))
     assert outcome.transmission_cost_s == 0
@@ -247,7 +247,7 @@ def test_one_host_has_no_network() -> None:
 
 
 @pytest.mark.parametrize("name", ["het(3)", "esd(1)", "bagpipe(4)", "fae(shuffle=yes)", "scars"])
-def test_two_runs_are_equal(name: str) -> None:
+def test_simulation_is_deterministic(name: str) -> None:
     first, second = measure_named(name, job_of()), measure_named(name, job_of())
     assert equal_traffic(first.traffic, second.traffic)
     for field in ("workers", "steps", "transmission_cost_s", "step_time_s", "hit_rate"):
@@ -255,14 +255,14 @@ def test_two_runs_are_equal(name: str) -> None:
     assert np.array_equal(first.drain_bytes_WK, second.drain_bytes_WK)
 
 
-def test_a_shuffled_job_follows_its_seed() -> None:
+def test_shuffled_simulation_follows_its_seed() -> None:
     job = replace(job_of(), shuffle=True)
     other = replace(job, setup=replace(job.setup, seed=1))
     costs = [measure_named("vanilla", j).transmission_cost_s for j in (job, job, other)]
     assert costs[0] == costs[1] != costs[2]
 
 
-def test_a_subset_trains_the_same_batches_with_fewer_caches() -> None:
+def test_worker_subset_trains_the_same_batches() -> None:
     job = job_of(shares=(1.0, 2.0, 3.0, 4.0))
     before = deepcopy(job.setup.cluster)
     outcome = measure_named("esd(1, workers=3+1)", job)
@@ -274,14 +274,14 @@ def test_a_subset_trains_the_same_batches_with_fewer_caches() -> None:
     assert job.setup.capacity_WA.shape[0] == 4
 
 
-def test_no_subset_is_the_job_itself() -> None:
+def test_subset_of_all_workers_is_the_same_job() -> None:
     job = job_of()
     assert with_workers(job, (0, 1, 2, 3)) is job
 
 
 @pytest.mark.parametrize("name", ["vanilla", "esd(1)"])
 @pytest.mark.parametrize("compute_s", [0.0, 2e-4, 3e-3])
-def test_fast_is_the_best_of_the_prefixes(name: str, compute_s: float) -> None:
+def test_workers_fast_chooses_the_best_prefix(name: str, compute_s: float) -> None:
     cluster = replace(open_cluster("edge-5"), compute_s_per_sample=compute_s)
     job = job_of(steps=15, warmup=5, cluster=cluster)  # no longer than a trial
     policy = make_policy(name)
@@ -296,7 +296,7 @@ def test_fast_is_the_best_of_the_prefixes(name: str, compute_s: float) -> None:
     assert outcome.step_time_s == times[best]
 
 
-def test_fast_orders_workers_by_link_then_by_compute() -> None:
+def test_workers_fast_orders_by_link_then_compute() -> None:
     hosts = (Host("s", 1e9, 1e9), Host("slow", 1e3, 1e3), Host("fast", 1e8, 1e8))
     workers = (Worker(1), Worker(2, 3.0), Worker(2), Worker(1))
     cluster = Cluster(hosts, workers, (0,), 0, 1e-3)
@@ -305,7 +305,7 @@ def test_fast_orders_workers_by_link_then_by_compute() -> None:
     assert chosen in ((2,), (1, 2))
 
 
-def test_fast_skips_subsets_whose_caches_are_too_small() -> None:
+def test_workers_fast_skips_subsets_with_too_small_caches() -> None:
     # One worker would need all of a step's rows, two half of them.
     job = job_of(cluster=open_cluster("edge-4"), cache=Size(24, "rows"))
     with pytest.raises(ValueError, match="its cache holds"):
@@ -314,18 +314,18 @@ def test_fast_skips_subsets_whose_caches_are_too_small() -> None:
 
 
 @pytest.mark.parametrize("workers", ["4", "0+0", "-1", "0+", "quick", "1,2"])
-def test_bad_lists_of_workers(workers: str) -> None:
+def test_bad_worker_lists_are_refused(workers: str) -> None:
     policy = replace(make_policy("vanilla"), workers=workers)
     with pytest.raises(ValueError, match=r"numbers below 4 such as 0\+1\+2, got"):
         choose_workers(policy, job_of())
 
 
-def test_workers_without_a_share() -> None:
+def test_worker_subset_without_quota_is_refused() -> None:
     with pytest.raises(ValueError, match="--quotas: workers 0, 2, the only ones of the policy"):
         measure_named("vanilla(workers=0+2)", job_of(shares=(0.0, 1.0, 0.0, 1.0)))
 
 
-def test_calibration_counts_lookups_of_the_head() -> None:
+def test_calibration_counts_lookups_of_the_first_batches() -> None:
     job = job_of(samples=480)
     counts_R = calibrate(job)
     # 5 % of the data are 2 batches; at least 10 are read.
@@ -333,7 +333,7 @@ def test_calibration_counts_lookups_of_the_head() -> None:
     assert np.array_equal(counts_R, np.bincount(head[head >= 0], minlength=180))
 
 
-def test_every_step_ticks() -> None:
+def test_progress_callback_runs_once_per_step() -> None:
     ticks = []
     measure(make_policy("vanilla"), job_of(steps=9, warmup=4), lambda _: ticks.append(1))
     assert len(ticks) == 9

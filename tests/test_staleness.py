@@ -39,7 +39,7 @@ def audited(policy: str, topology: tuple[int, int], share: float) -> Audit:
 
 
 @pytest.mark.parametrize("policy", EXACT)
-def test_exact_policies_miss_nothing(policy: str) -> None:
+def test_exact_policies_read_no_stale_row(policy: str) -> None:
     found = audited(policy, (3, 2), 1.0 if "hot" in policy else 0.75)
     assert found.reads > 50 * STEPS
     assert found.missed == 0
@@ -47,7 +47,7 @@ def test_exact_policies_miss_nothing(policy: str) -> None:
 
 @pytest.mark.parametrize("share", [0.6, 1.0])
 @pytest.mark.parametrize("bound", [1, 3, 10])
-def test_no_read_is_further_behind_than_the_bound(bound: int, share: float) -> None:
+def test_het_reads_stay_within_their_staleness_bound(bound: int, share: float) -> None:
     workers = 4
     found = audited(f"het({bound})", (workers, 2), share)
     assert found.reads > 50 * STEPS
@@ -59,7 +59,7 @@ def test_no_read_is_further_behind_than_the_bound(bound: int, share: float) -> N
     assert max(found.unsent, found.behind) == bound
 
 
-def test_versions_change_no_result() -> None:
+def test_row_versions_change_no_result() -> None:
     stream, settings = batches(3, STEPS), settings_of("het(3)", 3)
 
     def run() -> Trained:
@@ -74,7 +74,7 @@ def test_versions_change_no_result() -> None:
         np.testing.assert_array_equal(mine, its)
 
 
-def test_auc_of_bounded_staleness() -> None:
+def test_bounded_staleness_keeps_the_auc() -> None:
     """One short pass over labels of a known model: below the best, and not far behind exact."""
     case = Case(40_000, 8_000, rows=100, workers=2, dim=4, cache=0.6)
     exact, tight, loose = (train_case(case, bound) for bound in (0, 10, 100))

@@ -50,7 +50,7 @@ anything = st.tuples(sizes, sizes, sizes, st.booleans())  # samples, chunk, batc
 
 
 @given(anything, st.integers(1, 3))
-def test_in_order(shape: tuple[int, int, int, bool], epochs: int) -> None:
+def test_batches_come_in_order(shape: tuple[int, int, int, bool], epochs: int) -> None:
     samples, chunk, size, bags = shape
     stream = list(batches(source(samples, chunk, bags), size, epochs=epochs))
     assert order(iter(stream)) == list(range(samples)) * epochs
@@ -70,7 +70,7 @@ def test_shuffled_epochs_hold_every_sample_once(
     assert found == order(batches(data, size, epochs=2, shuffle=buffer, seed=seed))
 
 
-def test_epochs_and_seeds_differ() -> None:
+def test_shuffled_order_differs_by_epoch_and_seed() -> None:
     data = source(200)
     first = order(batches(data, 8, epochs=2, shuffle=True, seed=1))
     assert first[:200] != first[200:]
@@ -78,23 +78,23 @@ def test_epochs_and_seeds_differ() -> None:
     assert first != order(batches(data, 8, epochs=2, shuffle=True, seed=2))
 
 
-def test_a_source_that_fits_is_permuted_as_a_whole() -> None:
+def test_shuffle_buffer_of_the_source_size_permutes_all_samples() -> None:
     found = order(batches(source(300, chunk=7), 10, shuffle=300, seed=3))
     assert found == np.random.default_rng([3, 0]).permutation(300).tolist()
 
 
-def test_order_does_not_depend_on_the_batch_size() -> None:
+def test_shuffled_order_does_not_depend_on_the_batch_size() -> None:
     data = source(300)
     assert order(batches(data, 7, shuffle=50)) == order(batches(data, 64, shuffle=50))
 
 
-def test_drop_last() -> None:
+def test_drop_last_drops_short_batches() -> None:
     stream = list(batches(source(10), 4, epochs=2, drop_last=True))
     assert [len(batch) for batch in stream] == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("epochs", [0, None])
-def test_endless(epochs: int | None) -> None:
+def test_endless_epochs_repeat_the_data(epochs: int | None) -> None:
     assert order(islice(batches(source(3), 2, epochs=epochs), 6)) == [0, 1, 2] * 3
 
 
@@ -113,13 +113,13 @@ class Counting:
 
 
 @pytest.mark.parametrize(("shuffle", "most"), [(False, 6), (2000, 26)])
-def test_reading_ahead_is_bounded(shuffle: bool | int, most: int) -> None:
+def test_stream_bounds_reading_ahead(shuffle: bool | int, most: int) -> None:
     counting = Counting(Schema((Table("t", 1),), (Field("a", 0),)))
     assert len(list(islice(batches(counting, 50, shuffle=shuffle), 10))) == 10
     assert len(counting.read) <= most
 
 
-def test_user_mistakes() -> None:
+def test_bad_stream_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         batches(source(3), 0)
     with pytest.raises(ValueError, match="epochs must be at least 0, got -1"):

@@ -26,19 +26,19 @@ from embroute.simulate.simulation import measure_named
 NAMES = ["online-retail"]
 
 
-def test_settings_come_in_one_order_and_once() -> None:
+def test_sweep_cases_come_once_in_a_fixed_order() -> None:
     grid = cases(NAMES)
     assert grid == cases(NAMES)
     assert len(set(grid)) == len(grid) == 4 * 3 * 4 * 3 * 4
 
 
-def test_rivals_use_some_of_the_workers_too() -> None:
+def test_sweep_rivals_include_worker_subsets() -> None:
     assert "esd(1, workers=0+1)" in rivals(4)
     assert "herald(workers=0)" in rivals(2)
     assert not any("workers" in name for name in rivals(1))
 
 
-def test_the_ratio_is_to_the_best_of_the_others(tmp_path: Path) -> None:
+def test_sweep_ratio_compares_with_the_best_rival(tmp_path: Path) -> None:
     case = cases(NAMES)[0]
     result = Result(case, {OWN: 3.0, "esd(1)": 2.0, "herald": 4.0})
     assert result.best == "esd(1)"
@@ -47,7 +47,7 @@ def test_the_ratio_is_to_the_best_of_the_others(tmp_path: Path) -> None:
     assert Result(case, {"esd(1)": 2.0}).ratio == float("inf")
 
 
-def test_others_are_priced_for_all_rows_and_compute_at_once() -> None:
+def test_sweep_prices_equal_single_simulations() -> None:
     source = open_source("online-retail")
     case = Case("online-retail", "edge", "10%", 4, 16, 0.0)
     loads = [case, case._replace(dim=64, compute_ms=0.05), case._replace(compute_ms=2.0)]
@@ -59,7 +59,7 @@ def test_others_are_priced_for_all_rows_and_compute_at_once() -> None:
             assert found[load] == pytest.approx(expected, rel=1e-9)
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_continues_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_sources, "online-retail", open_source("online-retail"))
     out = tmp_path / "sweep.jsonl"
     grid = cases(NAMES)

@@ -56,7 +56,7 @@ def column(batch: Batch, preset: str, name: str) -> I64:
         ("criteo-search", 17, 16_205_514, 2, 15_995_634),
     ],
 )
-def test_published_sizes(
+def test_presets_have_the_published_sizes(
     name: str, num_fields: int, num_rows: int, num_dense: int, samples: int
 ) -> None:
     source = open_preset(parse_call(name))
@@ -70,7 +70,7 @@ def test_published_sizes(
 
 
 @pytest.mark.parametrize("name", LOG_PRESETS)
-def test_rows_belong_to_their_tables(name: str) -> None:
+def test_synthetic_rows_lie_in_their_tables(name: str) -> None:
     batch = first(name)
     schema = open_preset(parse_call(name)).schema
     rows = batch.rows.reshape(len(batch), -1)
@@ -81,7 +81,7 @@ def test_rows_belong_to_their_tables(name: str) -> None:
     assert set(np.unique(batch.label)) == {0.0, 1.0}
 
 
-def test_a_chunk_depends_on_seed_and_number_alone() -> None:
+def test_synthetic_chunk_depends_on_seed_and_number_alone() -> None:
     source = open_preset(parse_call("avazu(samples=70000)"))
     chunks = list(source.chunks())
     assert [len(chunk) for chunk in chunks] == [CHUNK_SAMPLES, CHUNK_SAMPLES, 4464]
@@ -149,7 +149,7 @@ def test_sessions_raise_reuse_between_batches() -> None:
     assert abs(reuse(shuffled) - values[0]) < 0.01
 
 
-def test_a_session_keeps_its_user_and_changes_its_item() -> None:
+def test_session_keeps_its_user_and_changes_its_item() -> None:
     batch = first("movielens-25m(sessions=0.9, gap=0)")
     user, item = batch.rows.reshape(-1, 2).T
     assert abs((user[1:] == user[:-1]).mean() - 0.9) < 0.01
@@ -179,7 +179,7 @@ def auc(score: F64, label: F32) -> float:
 
 
 @pytest.mark.parametrize("name", LOG_PRESETS)
-def test_best_auc_is_that_of_the_true_probabilities(name: str) -> None:
+def test_best_auc_equals_the_auc_of_the_true_probabilities(name: str) -> None:
     source = open_preset(parse_call(f"{name}(samples={CHUNK_SAMPLES})"))
     batch = source.chunk(0)
     probability = source.planted_probability(batch)
@@ -189,28 +189,28 @@ def test_best_auc_is_that_of_the_true_probabilities(name: str) -> None:
     assert abs(probability.mean() - source.knobs.click_rate) < 0.04
 
 
-def test_signal_and_click_rate() -> None:
+def test_signal_and_click_rate_options_change_the_labels() -> None:
     weak, strong = (open_preset(parse_call(f"avazu(samples=9999, signal={s})")) for s in (0, 3))
     assert weak.best_auc() == pytest.approx(0.5)
     assert strong.best_auc() > 0.85
     assert abs(first("avazu(click_rate=0.4)").label.mean() - 0.4) < 0.03
 
 
-def test_interactions_carry_signal() -> None:
+def test_field_interactions_carry_signal() -> None:
     source = open_preset(parse_call(f"avazu(samples={CHUNK_SAMPLES})"))
     batch, planted = source.chunk(0), source.planted
     additive = replace(planted, scale=planted.scale * [1, 0, 1])
     assert auc(additive.logit(batch), batch.label) < source.best_auc() - 0.03
 
 
-def test_expected_auc_against_all_pairs() -> None:
+def test_expected_auc_equals_a_count_of_all_pairs() -> None:
     p = np.random.default_rng(0).random(50)
     pairs = p[:, None] * (1 - p)
     order = (p[:, None] > p) + 0.5 * (p[:, None] == p)
     assert expected_auc(p) == pytest.approx((pairs * order).sum() / pairs.sum())
 
 
-def test_fitted_reaches_its_targets_on_the_pilot() -> None:
+def test_fitted_label_model_reaches_its_targets() -> None:
     source = open_preset(parse_call("criteo-kaggle(samples=20000)"))
     batch = source.chunk(0)
     model = fitted(source.planted, batch, 2.0, 0.03)
@@ -234,7 +234,7 @@ def shares(law: FieldLaw) -> F64:
     st.floats(-0.9, 1e4),
     st.sampled_from((0.0, 0.4)),
 )
-def test_power_law_rank_twin(
+def test_power_law_rank_equals_its_numpy_twin(
     place: float, num_rows: int, exponent: float, offset: float, top: float
 ) -> None:
     law = FieldLaw("twin", num_rows, CONTEXT, exponent, 0.1, offset, top)
@@ -247,7 +247,9 @@ def test_power_law_rank_twin(
 
 @pytest.mark.parametrize("correlation", [0, 1])
 @pytest.mark.parametrize("field", ["C3", "C7", "C10", "C12", "C19", "C26"])
-def test_marginals_are_the_law_whatever_fields_share(field: str, correlation: int) -> None:
+def test_field_marginals_follow_their_law_with_any_correlation(
+    field: str, correlation: int
+) -> None:
     name = "criteo-kaggle"
     batch = first(f"{name}(correlation={correlation}, sessions=0)", 4 * CHUNK_SAMPLES)
     found = np.sort(np.unique(column(batch, name, field), return_counts=True)[1])[::-1]
@@ -259,14 +261,14 @@ def test_marginals_are_the_law_whatever_fields_share(field: str, correlation: in
         assert abs(found[:ids].sum() / len(batch) - expected[:ids].sum()) < 0.02
 
 
-def test_a_top_stays_while_items_drift() -> None:
+def test_top_id_stays_while_items_drift() -> None:
     early, late = first("criteo-kaggle(drift=20)", 2 * CHUNK_SAMPLES).rows.reshape(2, -1, 26)
     for number, stays in ((18, True), (17, False)):  # C19 has a missing value, C18 none
         hot = [np.bincount(half[:, number]).argmax() for half in (early, late)]
         assert (hot[0] == hot[1]) == stays
 
 
-def test_hours_come_one_after_the_other() -> None:
+def test_avazu_hours_come_in_order() -> None:
     source = open_preset(parse_call("avazu(samples=400000)"))
     hours = [source.chunk(number).rows.reshape(-1, 22)[:, 0] for number in range(12)]
     changes = np.diff(np.concatenate(hours)) != 0
@@ -274,21 +276,21 @@ def test_hours_come_one_after_the_other() -> None:
 
 
 @given(st.integers(1, 20), st.integers(0, 19))
-def test_groups_change_places_whole(num_groups: int, share: int) -> None:
-    sharding = (np.arange(4 * num_groups) + 0.5) / (4 * num_groups)
+def test_shuffled_permutes_whole_groups(num_groups: int, share: int) -> None:
+    places = (np.arange(4 * num_groups) + 0.5) / (4 * num_groups)
     multiplier = coprime(num_groups, share / 20)
-    found = np.array([shuffled(place, num_groups, multiplier) for place in sharding])
+    found = np.array([shuffled(place, num_groups, multiplier) for place in places])
     # Every place is taken once, so a law keeps its shares; neighbours within a group stay so.
-    np.testing.assert_allclose(np.sort(found), sharding)
+    np.testing.assert_allclose(np.sort(found), places)
     inside = np.diff(found.reshape(num_groups, 4), axis=1)
     np.testing.assert_allclose(inside, 0.25 / num_groups)
 
 
-def test_shuffled_groups_stay_below_one() -> None:
+def test_shuffled_place_stays_below_one() -> None:
     assert shuffled(np.nextafter(1.0, 0.0), 7, 3) < 1.0
 
 
-def test_planted_scores_twin() -> None:
+def test_planted_scores_equal_their_numpy_twin() -> None:
     rows = np.random.default_rng(0).integers(0, 99, (6, 3))
     side, weight, out = np.array([0, 1, 2]), np.array([1.0, 0.5, 2.0]), np.empty((6, 2))
     planted_scores(rows, side, weight, np.uint64(5), out)
@@ -312,12 +314,12 @@ def test_planted_scores_twin() -> None:
         ("avazu(speed=2)", "has no option 'speed'"),
     ],
 )
-def test_user_mistakes(text: str, message: str) -> None:
+def test_bad_preset_options_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_preset(parse_call(text))
 
 
-def test_source_is_described_by_its_options() -> None:
+def test_preset_options_set_the_knobs() -> None:
     source = open_preset(parse_call("criteo-kaggle(500, skew=1.1)"))
     assert isinstance(source, SyntheticSource)
     assert source.knobs == replace(LOG_PRESETS["criteo-kaggle"].knobs, samples=500, skew=1.1)

@@ -98,7 +98,7 @@ def misses(trace: str, name: str) -> int:
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_ablation_of_herald(trace: str) -> None:
+def test_herald_ablation_keeps_the_order_of_the_paper(trace: str) -> None:
     """The order of the paper's: pulls 54/0/54, pushes 17/13/63, all 35/7/59 % cut on Criteo."""
     allocation = cuts(trace, "dispatch=herald sync=write-through")
     plan = cuts(trace, BLOCK)
@@ -112,19 +112,19 @@ def test_ablation_of_herald(trace: str) -> None:
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_staleness_saves_traffic(trace: str) -> None:
+def test_larger_staleness_bound_saves_traffic(trace: str) -> None:
     rows = [moved(trace, f"het({bound})")[2] for bound in (0, 1, 3, 10, 100)]
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] < 0.6 * rows[0]
 
 
-def test_a_bound_that_is_never_reached_pulls_misses_only() -> None:
+def test_het_with_a_large_bound_pulls_no_stale_row() -> None:
     stale = outcome("retail", "het(100)").traffic.rows_WKIP[:, :, 1].sum()
     assert stale == 0
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_opt_costs_less_than_heu(trace: str) -> None:
+def test_esd_opt_costs_less_than_heu(trace: str) -> None:
     assert cost(trace, "esd(1)") < cost(trace, "esd(0.5)") < cost(trace, "esd(0)")
 
 
@@ -137,14 +137,14 @@ def test_esd_costs_less_than_herald_and_herald_less_than_vanilla(trace: str) -> 
 
 @pytest.mark.parametrize("trace", TRACES)
 @pytest.mark.parametrize("inner", ["vanilla", "herald", "bagpipe(4)"])
-def test_unbounded_caches_evict_nothing_and_miss_no_more(trace: str, inner: str) -> None:
+def test_unbounded_cache_evicts_nothing_and_misses_no_more(trace: str, inner: str) -> None:
     if inner != "bagpipe(4)":  # which drops copies for want of another use in sight
         assert outcome(trace, f"unbounded({inner})").traffic.rows_WKIP[:, :, 3].sum() == 0
     assert misses(trace, f"unbounded({inner})") <= misses(trace, inner)
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_bagpipe_misses_less_than_lru_and_not_less_than_unbounded(trace: str) -> None:
+def test_bagpipe_misses_lie_between_unbounded_and_lru(trace: str) -> None:
     # All three deal in blocks, and when updates are pushed changes no miss. A window over the
     # whole run drops nothing that comes again.
     assert misses(trace, "unbounded(vanilla)") <= misses(trace, "bagpipe(100)")
@@ -152,14 +152,14 @@ def test_bagpipe_misses_less_than_lru_and_not_less_than_unbounded(trace: str) ->
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_a_wider_window_misses_less(trace: str) -> None:
+def test_bagpipe_with_a_wider_window_misses_less(trace: str) -> None:
     found = [misses(trace, f"bagpipe({lookahead})") for lookahead in (1, 5, 100)]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
 
 @pytest.mark.parametrize("name", ["fae(hot=0.2)", "scars(hot=0.2)"])
-def test_replicas_are_all_reduced_and_samples_change_places(name: str) -> None:
+def test_fae_and_scars_all_reduce_replicas_and_reorder_samples(name: str) -> None:
     done = outcome("movies", name)
     assert done.traffic.hot_rows > 0
     assert done.traffic.hot_bytes == 4 * 64 * done.traffic.hot_rows
@@ -168,7 +168,7 @@ def test_replicas_are_all_reduced_and_samples_change_places(name: str) -> None:
     assert outcome("movies", "herald").traffic.hot_rows == 0
 
 
-def test_hot_batches_of_fae_move_no_rows() -> None:
+def test_fae_moves_no_rows_between_hot_batches() -> None:
     steps = list(simulate(make_policy("fae(hot=0.2, buffer=10)"), job("movies")))
     assert any(step.hot for step in steps)
     assert not all(step.hot for step in steps)
@@ -177,6 +177,6 @@ def test_hot_batches_of_fae_move_no_rows() -> None:
             assert step.traffic.rows_WKIP.sum() == 0
 
 
-def test_new_invoices_leave_fae_no_hot_sample() -> None:
+def test_fae_finds_no_hot_sample_in_the_retail_trace() -> None:
     """Every sample names its invoice, and invoices of other days are of no use to it."""
     assert not any(step.hot for step in simulate(make_policy("fae"), job("retail")))

@@ -23,7 +23,7 @@ def zipf_counts(rows: int, exponent: float = 1.1, lookups: float = 1e6) -> I64:
 
 
 @pytest.mark.parametrize("lookups", [10, 300, 5000])
-def test_distinct_rows_of_real_draws(lookups: int) -> None:
+def test_expected_distinct_rows_match_random_draws(lookups: int) -> None:
     counts = zipf_counts(2000)
     random = np.random.default_rng(lookups)
     drawn = [
@@ -36,7 +36,7 @@ def test_distinct_rows_of_real_draws(lookups: int) -> None:
 
 @steady
 @given(COUNTS.filter(lambda counts: counts.sum() > 0), st.integers(1, 500))
-def test_distinct_rows_are_the_plain_sum(counts: I64, lookups: int) -> None:
+def test_expected_distinct_rows_equal_the_plain_sum(counts: I64, lookups: int) -> None:
     total = int(counts.sum())
     plain = sum(1 - (1 - int(count) / total) ** lookups for count in counts)
     assert expected_distinct(counts, lookups) == pytest.approx(plain, rel=1e-9, abs=1e-9)
@@ -46,20 +46,20 @@ def test_distinct_rows_are_the_plain_sum(counts: I64, lookups: int) -> None:
     assert expected_distinct(part, lookups, total) == pytest.approx(plain, rel=1e-9, abs=1e-9)
 
 
-def test_long_tails_do_not_vanish() -> None:
+def test_expected_distinct_rows_of_tiny_probabilities_are_not_zero() -> None:
     # One look-up in 10^17 each: 1 - (1 - p) is 0 in floating point.
     counts = np.ones(1000, np.int64)
     assert expected_distinct(counts, 10, total=1e20) == pytest.approx(1000 * 10 / 1e20)
 
 
-def test_distinct_rows_at_the_ends() -> None:
+def test_expected_distinct_rows_at_the_limits() -> None:
     assert expected_distinct(np.zeros(5, np.int64), 10) == 0
     assert expected_distinct(np.array([7]), 3) == 1
     assert expected_distinct(zipf_counts(50), 1) == pytest.approx(1)
     assert expected_distinct(np.full(50, 3), 1e9) == pytest.approx(50)
 
 
-def test_threshold_is_the_last_count_inside() -> None:
+def test_hot_threshold_is_the_last_count_inside() -> None:
     counts = np.array([9, 5, 5, 2, 1])
     assert [hot_threshold(counts, hot) for hot in range(6)] == [10, 9, 5, 5, 2, 1]
 
@@ -70,7 +70,7 @@ def draws_of(tables: tuple[I64, ...], samples: float = 128) -> Draws:
 
 @steady
 @given(st.lists(COUNTS, min_size=1, max_size=3), st.integers(0, 70), st.integers(1, 8))
-def test_predictions_stay_in_range(tables: list[I64], threshold: int, workers: int) -> None:
+def test_hot_row_predictions_stay_in_range(tables: list[I64], threshold: int, workers: int) -> None:
     draws, cluster = draws_of(tuple(tables)), open_cluster(f"edge-{workers}")
     step = predict_hot(draws, threshold, cluster, 256)
     rows = sum(int((counts > 0).sum()) for counts in tables)
@@ -80,7 +80,7 @@ def test_predictions_stay_in_range(tables: list[I64], threshold: int, workers: i
     assert step.time_s >= 0
 
 
-def test_all_rows_hot_or_none() -> None:
+def test_hot_row_prediction_with_all_rows_hot_or_none() -> None:
     counts = zipf_counts(500)
     draws, cluster = draws_of((counts,)), open_cluster("dc-8")
     everything = predict_hot(draws, int(counts.min()), cluster, 256)
@@ -107,7 +107,9 @@ NETWORKS = st.sampled_from(["edge-4", "dc-8", "colo-3", "edge-1"])
 
 @steady
 @given(st.lists(FEW, min_size=1, max_size=2), st.integers(1, 12), NETWORKS)
-def test_best_hot_is_the_best_within_the_limit(tables: list[I64], limit: int, network: str) -> None:
+def test_best_hot_set_equals_an_exhaustive_search(
+    tables: list[I64], limit: int, network: str
+) -> None:
     draws, cluster = draws_of(tuple(tables), 4), open_cluster(network)
     best = best_hot(draws, limit, cluster, 256)
     assert best.hot <= limit
@@ -124,7 +126,7 @@ def test_best_hot_is_the_best_within_the_limit(tables: list[I64], limit: int, ne
 
 @pytest.mark.parametrize("network", ["edge-8", "dc-8"])
 @pytest.mark.parametrize("limit", [30, 300, 3000])
-def test_best_hot_of_many_rows_is_near_the_best(network: str, limit: int) -> None:
+def test_best_hot_set_of_many_rows_is_near_the_best(network: str, limit: int) -> None:
     counts = np.unique(zipf_counts(3000, 1.3, 1e9))[::-1].copy()  # no ties: any size is possible
     draws, cluster = draws_of((counts,)), open_cluster(network)
     best = best_hot(draws, limit, cluster, 256)
@@ -136,11 +138,11 @@ def test_best_hot_of_many_rows_is_near_the_best(network: str, limit: int) -> Non
     assert best.time_s <= 1.02 * min(times)
 
 
-def test_no_room_is_no_hot_row() -> None:
+def test_best_hot_set_without_room_is_empty() -> None:
     assert best_hot(draws_of((np.array([3, 1]),)), 0, open_cluster("edge-4"), 256).hot == 0
 
 
-def test_a_shard_that_is_the_bottleneck_calls_for_replicas() -> None:
+def test_best_hot_set_relieves_a_shard_bottleneck() -> None:
     # Nearly all look-ups go to a few rows, and all of them would cross one shard link.
     counts = np.concatenate([np.full(20, 100_000), np.ones(1000)]).astype(np.int64)
     best = best_hot(draws_of((counts,), 64), 500, open_cluster("dc-8"), 256)
@@ -148,6 +150,6 @@ def test_a_shard_that_is_the_bottleneck_calls_for_replicas() -> None:
     assert best.free_share > 0.99
 
 
-def test_even_access_leaves_nothing_to_replicate() -> None:
+def test_best_hot_set_of_even_access_is_empty() -> None:
     best = best_hot(draws_of((np.full(100_000, 3),)), 1000, open_cluster("edge-8"), 256)
     assert best.hot == 0

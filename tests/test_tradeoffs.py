@@ -45,16 +45,16 @@ def points(page: Path) -> Points:
     return found
 
 
-def test_every_panel_is_measured(points: Points) -> None:
-    sharding = {
+def test_tradeoff_panels_measure_every_point(points: Points) -> None:
+    measured = {
         panel: {(p["policy"], p["x"]) for p in points if p["panel"] == panel} for panel in PANELS
     }
     for panel, values in (("cache", PAPER_CACHES), ("bandwidth", EQUAL_GBIT), ("ratio", RATIOS)):
-        assert sharding[panel] == {(name, x) for name in POLICIES for x in values}
-    assert sharding["staleness"] == {(f"het({bound})", bound) for bound in BOUNDS}
+        assert measured[panel] == {(name, x) for name in POLICIES for x in values}
+    assert measured["staleness"] == {(f"het({bound})", bound) for bound in BOUNDS}
 
 
-def test_what_the_papers_say_holds_here_in_kind(points: Points) -> None:
+def test_tradeoffs_have_the_direction_of_the_papers(points: Points) -> None:
     found = {(p["panel"], p["policy"], p["x"]): p for p in points}
     assert found["cache", "herald", 10]["rows"] < found["cache", "vanilla", 10]["rows"]
     rows = [found["staleness", f"het({bound})", bound]["rows"] for bound in BOUNDS]
@@ -65,7 +65,7 @@ def test_what_the_papers_say_holds_here_in_kind(points: Points) -> None:
     assert fast < found["bandwidth", "vanilla", 1.0]["step_time_s"]
 
 
-def test_the_page_sets_figures_beside_the_papers(page: Path) -> None:
+def test_tradeoff_page_shows_the_figures_of_papers(page: Path) -> None:
     text = page.read_text("utf-8")
     assert len(text.encode()) < MOST_BYTES
     body = text.split("<main>")[1].split("</main>")[0]
@@ -77,7 +77,7 @@ def test_the_page_sets_figures_beside_the_papers(page: Path) -> None:
     assert "not measured" not in body
 
 
-def test_curves_are_shares_of_the_base() -> None:
+def test_tradeoff_curves_are_shares_of_their_base() -> None:
     points = [
         TradeoffPoint("cache", "vanilla", 4, 200, 1.0, 1.0),
         TradeoffPoint("cache", "herald", 4, 50, 1.0, 1.0),
@@ -94,7 +94,7 @@ def test_curves_are_shares_of_the_base() -> None:
     )
 
 
-def test_links_vary_and_the_rest_stays() -> None:
+def test_tradeoff_cases_vary_only_their_axis() -> None:
     source = open_source("online-retail")
     job = Workload(source, Setup(source.schema, open_cluster("edge-8"), optimizer="adam"))
     cases = tradeoff_cases(job)
@@ -108,7 +108,7 @@ def test_links_vary_and_the_rest_stays() -> None:
     assert equal.job.setup.capacity_WA[0].sum() == occurring // 10
 
 
-def test_panels_need_a_report() -> None:
+def test_tradeoffs_option_requires_a_report() -> None:
     result = CliRunner().invoke(cli, ["compare", "--tradeoffs"])
     assert isinstance(result.exception, ValueError)
     assert "--tradeoffs" in str(result.exception)

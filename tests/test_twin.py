@@ -72,7 +72,7 @@ def test_exact_policies_equal_plain_torch(policy: str, optimizer: str) -> None:
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", [*EXACT, *MORE])
-def test_so_do_they_on_every_topology(
+def test_exact_policies_equal_plain_torch_on_every_topology(
     policy: str, optimizer: str, topology: tuple[int, int]
 ) -> None:
     assert_plain(policy, optimizer, topology)
@@ -89,7 +89,7 @@ def assert_plain(policy: str, optimizer: str, topology: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_free_quotas_equal_plain_torch(optimizer: str) -> None:
+def test_training_with_free_quotas_equals_plain_torch(optimizer: str) -> None:
     workers, shards = 3, 2
     stream, settings = (
         batches(workers, STEPS),
@@ -103,7 +103,7 @@ def test_free_quotas_equal_plain_torch(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_rows_on_the_all_reduce_equal_plain_torch(
+def test_training_with_all_reduced_rows_equals_plain_torch(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers, shards = 3, 2
@@ -127,9 +127,7 @@ def test_rows_on_the_all_reduce_equal_plain_torch(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["fae(hot=0.6, buffer=8)", "scars(hot=0.6, buffer=8)"])
-def test_replicated_rows_equal_plain_torch_in_the_changed_order(
-    policy: str, optimizer: str
-) -> None:
+def test_replicated_rows_equal_plain_torch_in_regrouped_order(policy: str, optimizer: str) -> None:
     """The order of samples is read from the plans; the reference trains in that order."""
     workers, shards, steps = 3, 2, 60
     stream = batches(7, steps)
@@ -164,7 +162,7 @@ def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad"])
-def test_bounded_staleness_loses_no_update(optimizer: str) -> None:
+def test_het_with_one_worker_equals_plain_torch(optimizer: str) -> None:
     """With one worker nobody's updates are missed, so HET is exact up to adding deltas."""
     stream, settings = batches(1, STEPS), settings_of("het(4)", 1, 0.9)
     results = run_in_process(1, 2, lambda rank: train(rank, stream, optimizer, settings))
@@ -172,20 +170,20 @@ def test_bounded_staleness_loses_no_update(optimizer: str) -> None:
     mine.assert_equal(plain_cached(optimizer, 1, STEPS), rtol=1e-9, atol=1e-11)
 
 
-def test_the_same_run_twice_is_the_same_to_the_last_bit() -> None:
+def test_equal_runs_give_equal_bits() -> None:
     first, second = (gathered(run("esd(1)", "adam", (3, 2), 60), 3, 2) for _ in range(2))
     for mine, its in zip(first.tables + first.dense, second.tables + second.dense, strict=True):
         np.testing.assert_array_equal(mine, its)
 
 
-def test_the_loss_is_that_of_the_whole_batch() -> None:
+def test_every_worker_reports_the_loss_of_the_whole_batch() -> None:
     results = run("herald", "sgd", (3, 1), 30)
     assert results["worker0"].losses == results["worker2"].losses
     first = float(loss_of(new_model(), batches(3, 30)[0]).detach())
     assert results["worker0"].losses[0] == pytest.approx(first, rel=1e-12)
 
 
-def test_a_worker_without_samples_takes_part() -> None:
+def test_training_with_a_worker_without_samples_equals_plain_torch() -> None:
     stream, settings = batches(3, 40), settings_of("esd(1)", 3)
     settings["quotas"] = (1.0, 0.0, 1.0)
     results = run_in_process(3, 1, lambda rank: train(rank, stream, "adagrad", settings))

@@ -38,7 +38,7 @@ from tests.user_models import (
         (lambda b: b["user"] + USERS, f"user: id [0-9]+ is not between 0 and {USERS - 1}"),
     ],
 )
-def test_look_ups_that_are_refused(
+def test_bad_lookups_are_refused(
     user: Callable[[Batch], object], fault: str, tmp_path: Path
 ) -> None:
     settings = settings_of(tmp_path, lambda batch: lookups(batch) | {"user": user(batch)})
@@ -54,7 +54,7 @@ def test_look_ups_that_are_refused(
         (lambda b: b["offsets"].flip(0), "tags: offsets must begin with 0"),
     ],
 )
-def test_offsets_that_are_refused(
+def test_bad_offsets_are_refused(
     offsets: Callable[[Batch], torch.Tensor], fault: str, tmp_path: Path
 ) -> None:
     stream = [{**batch, "offsets": offsets(batch)} for batch in STREAM]
@@ -115,7 +115,7 @@ def test_batches_may_be_namedtuples(tmp_path: Path) -> None:
         (lambda b: {**b, "more": b["day"]}, "another nest of tensors"),
     ],
 )
-def test_later_batches_that_are_refused(
+def test_batches_unlike_the_first_are_refused(
     change: Callable[[Batch], Batch], fault: str, tmp_path: Path
 ) -> None:
     stream = [*STREAM[:3], change(STREAM[3]), *STREAM[4:]]
@@ -138,7 +138,7 @@ def test_gradients_that_were_not_set_to_zero_are_refused(tmp_path: Path) -> None
         routed(Model().double(), forgetful, settings_of(tmp_path, lookups))
 
 
-def test_the_loss_of_a_blank_sample_may_be_anything(
+def test_nan_loss_of_a_blank_sample_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a batch has one sample, one of two workers has none; what it adds is added up too."""

@@ -42,7 +42,7 @@ def cycle(optimizers: Optimizers) -> Schedules:
     return [torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.1, total_steps=STEPS + 1)]
 
 
-def test_schedules_that_rows_cannot_follow(tmp_path: Path) -> None:
+def test_schedules_without_a_row_form_are_refused(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, lookups)
     with pytest.raises(ValueError, match=r"tables different learning rates \(0.025, 0.05\)"):
         routed(Model().double(), groups, settings, apart)
@@ -50,7 +50,7 @@ def test_schedules_that_rows_cannot_follow(tmp_path: Path) -> None:
         routed(Model().double(), groups, settings, cycle)
 
 
-def test_an_optimizer_that_has_begun_is_refused(tmp_path: Path) -> None:
+def test_used_and_unknown_optimizers_are_refused(tmp_path: Path) -> None:
     def begun(model: nn.Module) -> Optimizers:
         optimizers = adagrad(model)
         for parameter in model.parameters():
@@ -68,7 +68,7 @@ def test_an_optimizer_that_has_begun_is_refused(tmp_path: Path) -> None:
         routed(Model().double(), lambda model: [Own(model.parameters(), lr=0.1)], settings)
 
 
-def test_gradients_that_no_optimizer_uses_add_up_as_in_plain_torch(tmp_path: Path) -> None:
+def test_gradients_without_an_optimizer_accumulate_like_plain_torch(tmp_path: Path) -> None:
     def without_days(model: nn.Module) -> Optimizers:
         assert isinstance(model, Model)
         used = [model.user.weight, model.tags.weight, *model.top.parameters()]

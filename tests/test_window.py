@@ -41,7 +41,7 @@ def uses(data: Steps, row: int) -> list[int]:
 
 @given(steps, st.integers(1, 8))
 @few
-def test_distinct_rows_in_order_of_first_look_up(data: Steps, lookahead: int) -> None:
+def test_window_lists_distinct_rows_in_lookup_order(data: Steps, lookahead: int) -> None:
     for step, window in enumerate(windows(data, lookahead)):
         now = window.now
         assert window.step == now.step == step
@@ -52,7 +52,7 @@ def test_distinct_rows_in_order_of_first_look_up(data: Steps, lookahead: int) ->
 
 @given(steps, st.integers(1, 8))
 @few
-def test_the_next_batches_are_ahead(data: Steps, lookahead: int) -> None:
+def test_window_holds_the_next_batches(data: Steps, lookahead: int) -> None:
     seen = list(windows(data, lookahead))
     assert len(seen) == len(data)
     for step, window in enumerate(seen):
@@ -64,7 +64,7 @@ def test_the_next_batches_are_ahead(data: Steps, lookahead: int) -> None:
 
 @given(steps, st.integers(1, 8))
 @few
-def test_later_is_the_next_use_within_the_window(data: Steps, lookahead: int) -> None:
+def test_window_later_is_the_next_use_in_sight(data: Steps, lookahead: int) -> None:
     for step, window in enumerate(windows(data, lookahead)):
         for row, later in zip(window.now.rows_U, window.now.later_U, strict=True):
             coming = [use for use in uses(data, row) if step < use <= step + lookahead]
@@ -73,9 +73,7 @@ def test_later_is_the_next_use_within_the_window(data: Steps, lookahead: int) ->
 
 @given(steps, st.integers(1, 8))
 @few
-def test_before_is_the_use_before_as_far_as_the_horizon_remembers(
-    data: Steps, lookahead: int
-) -> None:
+def test_window_before_is_the_last_use_the_horizon_remembers(data: Steps, lookahead: int) -> None:
     """A batch enters when the window of the step `lookahead + 1` before it has been popped; two
     popped steps are remembered, so the step before is always known."""
     for step, window in enumerate(windows(data, lookahead)):
@@ -88,7 +86,7 @@ def test_before_is_the_use_before_as_far_as_the_horizon_remembers(
 
 @given(st.integers(1, 6), st.integers(1, 5))
 @few
-def test_the_ring_grows_without_forgetting(lookahead: int, growth: int) -> None:
+def test_horizon_ring_grows_without_losing_uses(lookahead: int, growth: int) -> None:
     """Ever larger batches, each with all rows of the one before: every use is linked."""
     data = [list(range(min(ROWS, 1 + growth * step))) for step in range(30)]
     for step, window in enumerate(windows(data, lookahead)):
@@ -100,7 +98,7 @@ def test_the_ring_grows_without_forgetting(lookahead: int, growth: int) -> None:
 
 @given(st.lists(lookups, min_size=200, max_size=220), st.integers(1, 4))
 @settings(few, max_examples=5)
-def test_positions_go_round_the_ring_many_times(data: Steps, lookahead: int) -> None:
+def test_horizon_ring_wraps_around_many_times(data: Steps, lookahead: int) -> None:
     for step, window in enumerate(windows(data, lookahead)):
         for row, later in zip(window.now.rows_U, window.now.later_U, strict=True):
             coming = (use for use in range(step + 1, min(len(data), step + lookahead + 1)))

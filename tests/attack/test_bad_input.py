@@ -101,7 +101,7 @@ COMMANDS = [
 @pytest.mark.parametrize(
     ("command", "message"), COMMANDS, ids=[f"{i}-{c[:60]}" for i, (c, _) in enumerate(COMMANDS)]
 )
-def test_a_bad_option_is_named_in_one_line(
+def test_bad_option_is_named_in_one_line(
     command: str, message: str, monkeypatch: Patch, capsys: Captured, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_bad_option_is_named_in_one_line(
     assert len(line) <= LARGEST_MESSAGE + 100 or line.startswith("Error: ")
 
 
-def test_a_full_disk_names_the_option(monkeypatch: Patch, capsys: Captured) -> None:
+def test_full_disk_error_names_the_option(monkeypatch: Patch, capsys: Captured) -> None:
     words = f"{SIMULATE} --csv /dev/full".split()
     monkeypatch.setattr(sys, "argv", ["embroute", *words])
     with pytest.raises(SystemExit) as ended:
@@ -119,7 +119,7 @@ def test_a_full_disk_names_the_option(monkeypatch: Patch, capsys: Captured) -> N
     assert "embroute: --csv /dev/full: No space left on device\n" in capsys.readouterr().err
 
 
-def test_seeds_are_read_exactly() -> None:
+def test_large_seeds_are_read_exactly() -> None:
     for seed in (0, 2**53 + 1, LARGEST_SEED):
         assert parse_int("seed", str(seed), 0, LARGEST_SEED) == seed
         assert RunFile(seed=seed).seed == seed
@@ -179,7 +179,7 @@ RUN_FILES += [
 @pytest.mark.parametrize(
     ("text", "message"), RUN_FILES, ids=[f"{i}-{t[:30]}" for i, (t, _) in enumerate(RUN_FILES)]
 )
-def test_a_bad_run_file_names_itself_and_the_key(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_run_file_error_names_file_and_key(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"run\.yaml") as caught:
@@ -188,7 +188,7 @@ def test_a_bad_run_file_names_itself_and_the_key(text: str, message: str, tmp_pa
     assert len(str(caught.value)) < LARGEST_MESSAGE
 
 
-def test_columns_in_a_run_file_may_be_one_text_or_numbers(tmp_path: Path) -> None:
+def test_run_file_columns_may_be_text_or_numbers(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("data_options: {label: 0, categorical: 'user,item', dense: [1, x]}\n")
     options = DataOptions(label="0", categorical=("user", "item"), dense=("1", "x"))
@@ -204,7 +204,9 @@ def test_columns_in_a_run_file_may_be_one_text_or_numbers(tmp_path: Path) -> Non
         ("link: 1gbit", "a, " * 2000, "workers: expected a list of 1 to 1024 entries, got 2000"),
     ],
 )
-def test_a_network_that_cannot_be(link: str, worker: str, message: str, tmp_path: Path) -> None:
+def test_impossible_network_is_refused(
+    link: str, worker: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "net.yaml"
     path.write_text(f"hosts: {{a: {{{link}}}}}\nworkers: [{worker}]\nshards: [a]\n")
     with pytest.raises(ValueError, match=r"net\.yaml: ") as caught:
@@ -229,7 +231,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("data", "message"), FILES)
-def test_a_bad_file_is_named_with_its_line(data: bytes, message: str, tmp_path: Path) -> None:
+def test_bad_data_file_error_names_file_and_line(data: bytes, message: str, tmp_path: Path) -> None:
     path = table_file(tmp_path, data)
     with pytest.raises(ValueError, match=r"clicks\.csv") as caught:
         list(open_source(path, DataOptions(label="y", categorical=("a",))).chunks())
@@ -237,7 +239,7 @@ def test_a_bad_file_is_named_with_its_line(data: bytes, message: str, tmp_path: 
     assert "\n" not in str(caught.value)
 
 
-def test_columns_that_are_many_are_not_all_told(tmp_path: Path) -> None:
+def test_error_lists_only_some_of_many_columns(tmp_path: Path) -> None:
     header = ",".join(f"column{i}" for i in range(20_000))
     with pytest.raises(ValueError, match=r"has no column 'y'.* and 19950 more") as caught:
         open_source(table_file(tmp_path, f"{header}\n"), DataOptions(label="y"))

@@ -128,7 +128,7 @@ def check(name: str, damage: str, folder: Path, patch: Patch, capture: Capture) 
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused(
+def test_commands_refuse_a_damaged_checkpoint(
     damage: str, damaged: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     DAMAGES[damage].harm(damaged / CHECKPOINTS / NEWEST)
@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", SEEN_BY_ALL)
-def test_no_model_is_read_from_a_damaged_checkpoint(
+def test_predict_and_resume_refuse_a_damaged_checkpoint(
     damage: str, damaged: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     DAMAGES[damage].harm(damaged / CHECKPOINTS / NEWEST)
@@ -148,7 +148,7 @@ def test_no_model_is_read_from_a_damaged_checkpoint(
 
 
 @pytest.mark.parametrize("name", [INSPECT, VERIFY, EXPORT, PREDICT, RESUME])
-def test_a_whole_checkpoint_is_read(name: str, damaged: Path, monkeypatch: Patch) -> None:
+def test_commands_accept_a_whole_checkpoint(name: str, damaged: Path, monkeypatch: Patch) -> None:
     assert call_of(name, damaged)(monkeypatch) == 0
 
 
@@ -162,11 +162,11 @@ def assert_every_byte_counts(path: Path, read: Callable[[], object]) -> None:
             read()
 
 
-def test_every_byte_of_a_manifest_counts(damaged: Path) -> None:
+def test_changed_byte_of_a_manifest_is_detected(damaged: Path) -> None:
     folder = damaged / CHECKPOINTS / NEWEST
     assert_every_byte_counts(folder / MANIFEST, lambda: read_manifest(folder))
 
 
-def test_every_byte_of_a_tensor_file_counts(damaged: Path) -> None:
+def test_changed_byte_of_a_tensor_file_is_detected(damaged: Path) -> None:
     path = damaged / CHECKPOINTS / NEWEST / file("worker0")
     assert_every_byte_counts(path, lambda: TensorFile(path).verify())

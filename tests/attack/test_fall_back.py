@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["brain", "dense", "shard0", "shard1", "worker0", "worker1"])
-def test_a_damaged_checkpoint_is_passed_over(name: str, folder: Path, capsys: Capture) -> None:
+def test_fall_back_skips_a_damaged_checkpoint(name: str, folder: Path, capsys: Capture) -> None:
     flip(folder / "step-00000020" / file(name), -1)
     results = run(goes_on(folder), batches(2, STEPS))
     assert len(results["worker0"].losses) == STEPS - 10
@@ -79,18 +79,18 @@ def test_a_damaged_checkpoint_is_passed_over(name: str, folder: Path, capsys: Ca
         verify(path, read_manifest(path).files)
 
 
-def test_a_damaged_manifest_is_passed_over(folder: Path, capsys: Capture) -> None:
+def test_fall_back_skips_a_damaged_manifest(folder: Path, capsys: Capture) -> None:
     flip(folder / "step-00000020" / MANIFEST, 400)
     assert len(run(goes_on(folder), batches(2, STEPS))["worker1"].losses) == STEPS - 10
     assert "manifest.json is damaged" in capsys.readouterr().err
 
 
-def test_a_whole_checkpoint_is_not_passed_over(folder: Path, capsys: Capture) -> None:
+def test_fall_back_keeps_a_whole_checkpoint(folder: Path, capsys: Capture) -> None:
     assert len(run(goes_on(folder), batches(2, STEPS))["worker1"].losses) == STEPS - 20
     assert not capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_ends_a_run_that_may_not_fall_back(folder: Path) -> None:
+def test_resume_without_fall_back_refuses_a_damaged_checkpoint(folder: Path) -> None:
     flip(folder / "step-00000020" / file("shard1"), -1)
     settings = goes_on(folder)
     settings["fall_back"] = False
@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_ends_a_run_that_may_not_fall_back(folder: Path) ->
     assert len(saved_checkpoints(folder)) == 2
 
 
-def test_a_run_without_a_whole_checkpoint_does_not_start_anew(folder: Path) -> None:
+def test_fall_back_without_a_whole_checkpoint_is_refused(folder: Path) -> None:
     for step in ("step-00000010", "step-00000020"):
         flip(folder / step / file("shard1"), -1)
     named = r"no checkpoint is whole: .*00000020.*; .*00000010"
@@ -109,18 +109,18 @@ def test_a_run_without_a_whole_checkpoint_does_not_start_anew(folder: Path) -> N
     assert len(saved_checkpoints(folder)) == 2
 
 
-def test_a_checkpoint_of_another_version_is_not_passed_over(folder: Path) -> None:
+def test_fall_back_refuses_a_checkpoint_of_another_version(folder: Path) -> None:
     put(version=3)(folder / "step-00000020")
     with pytest.raises(ValueError, match="has version 3, this program reads 2"):
         run(goes_on(folder), batches(2, STEPS))
     assert len(saved_checkpoints(folder)) == 2
 
 
-def test_a_run_without_checkpoints_starts_anew(tmp_path: Path) -> None:
+def test_fall_back_without_checkpoints_starts_at_step_0(tmp_path: Path) -> None:
     assert len(run(goes_on(tmp_path), batches(2, 5))["worker0"].losses) == 5
 
 
-def test_every_damaged_checkpoint_is_kept(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_kept_under_new_names(tmp_path: Path) -> None:
     names = []
     for _ in range(3):
         (tmp_path / "step-00000020").mkdir()
@@ -152,7 +152,7 @@ def test_equal_runs_save_equal_bytes(policy: str, tmp_path: Path) -> None:
         assert (paths[0] / name).read_bytes() == (paths[1] / name).read_bytes(), name
 
 
-def test_an_exported_file_is_checked_when_it_is_read(folder: Path, capsys: Capture) -> None:
+def test_exported_tables_are_verified_when_loaded(folder: Path, capsys: Capture) -> None:
     path, tables = folder / "step-00000020", folder / "tables.safetensors"
     export_tables(path, tables)
     settings = settings_of("esd(1)", 2)
@@ -170,7 +170,7 @@ def test_an_exported_file_is_checked_when_it_is_read(folder: Path, capsys: Captu
     assert "others.safetensors carries no checksums" in line
 
 
-def test_plain_safetensors_reads_our_files_and_we_read_its(
+def test_tensor_files_are_compatible_with_safetensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 64)
@@ -190,7 +190,7 @@ def test_plain_safetensors_reads_our_files_and_we_read_its(
         TensorFile(plain)
 
 
-def test_a_block_is_read_once_by_those_who_read_on(
+def test_sequential_reads_fetch_each_block_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 100)

@@ -54,9 +54,9 @@ STORE = PrefixStore("job", HashStore())
 
 def visit() -> socket.socket:
     """A stranger's connection to the listener, by the way that its peer takes."""
-    _, _, path, *sharding = STORE.get("listens/a").decode().split()
-    if sharding:
-        address, port = sharding[0].split("|")
+    _, _, path, *addresses = STORE.get("listens/a").decode().split()
+    if addresses:
+        address, port = addresses[0].split("|")
         return socket.create_connection((address, int(port)), 5)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(path)
@@ -128,7 +128,7 @@ def meet(listener: Listener, seconds: float = 20) -> float:
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_a_stranger_is_turned_away_and_the_peer_comes_in(kind: str, listener: Listener) -> None:
+def test_listener_refuses_strangers_and_accepts_the_peer(kind: str, listener: Listener) -> None:
     with ThreadPoolExecutor(3) as pool:
 
         def come() -> None:
@@ -147,14 +147,14 @@ def test_a_stranger_is_turned_away_and_the_peer_comes_in(kind: str, listener: Li
             stranger.result(20)
 
 
-def test_forty_silent_connections_do_not_keep_the_peer_out(listener: Listener) -> None:
+def test_forty_silent_connections_do_not_block_the_peer(listener: Listener) -> None:
     silent = [visit() for _ in range(40)]
     assert meet(listener) < 3
     for sock in silent:
         sock.close()
 
 
-def test_more_connections_than_there_is_room_for(
+def test_listener_accepts_the_peer_beside_too_many_connections(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bootstrap, "VISITORS", 8)
@@ -164,7 +164,7 @@ def test_more_connections_than_there_is_room_for(
         sock.close()
 
 
-def test_a_caller_that_is_not_expected_is_refused(listener: Listener) -> None:
+def test_unexpected_caller_is_refused(listener: Listener) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(listener.accept, [WANTED], time.monotonic() + 1)
         with pytest.raises(LostPeerError, match="lost a: cannot connect"):
@@ -173,7 +173,7 @@ def test_a_caller_that_is_not_expected_is_refused(listener: Listener) -> None:
             waiting.result(5)
 
 
-def test_a_listener_without_the_secret_is_not_believed() -> None:
+def test_caller_refuses_a_listener_without_the_secret() -> None:
     """A stranger who redirects the peers to itself learns no secret, and gets no rows."""
     caller = CallerHandshake(KEY, "a-1", *WANTED)
     other = ListenerHandshake(b"some other secret", "a-1")
@@ -181,7 +181,7 @@ def test_a_listener_without_the_secret_is_not_believed() -> None:
         caller.answer(other.receive(caller.hello))
 
 
-def test_a_proof_is_good_for_one_listener_and_one_connection() -> None:
+def test_handshake_proof_cannot_be_replayed() -> None:
     caller = CallerHandshake(KEY, "a-1", *WANTED)
     first, again = ListenerHandshake(KEY, "a-1"), ListenerHandshake(KEY, "a-1")
     proof = caller.answer(first.receive(caller.hello))
@@ -194,7 +194,7 @@ def test_a_proof_is_good_for_one_listener_and_one_connection() -> None:
         caller.answer(ListenerHandshake(KEY, "a-2").receive(caller.hello))
 
 
-def test_unauthenticated_bytes_are_few_at_any_moment() -> None:
+def test_handshake_reads_few_unauthenticated_bytes() -> None:
     assert HELLO_BYTES + REPLY_BYTES < 300
     welcome = ListenerHandshake(KEY, "a")
     greeting = hello()
@@ -203,7 +203,7 @@ def test_unauthenticated_bytes_are_few_at_any_moment() -> None:
         welcome.receive(greeting[at : at + 1])
 
 
-def test_what_others_wrote_into_the_store_is_no_address() -> None:
+def test_bad_addresses_in_the_store_are_refused() -> None:
     for text in ("", "one", "a b c d|e", "a b c 127.0.0.1|99|9", "\x00", "ä ö ü ß"):
         STORE.set("listens/a", text)
         with pytest.raises(LostPeerError, match="lost a"):
@@ -218,7 +218,7 @@ def test_what_others_wrote_into_the_store_is_no_address() -> None:
         ("", "", "EMBROUTE_SECRET is not set: ranks on several machines need a common secret"),
     ],
 )
-def test_secrets_that_do_not_do(
+def test_bad_secrets_are_refused(
     variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EMBROUTE_SECRET")
@@ -229,7 +229,7 @@ def test_secrets_that_do_not_do(
         job_store.job_secret()
 
 
-def test_a_secret_file_that_others_can_read_is_refused(
+def test_secret_file_that_others_can_read_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("EMBROUTE_SECRET")
@@ -243,7 +243,7 @@ def test_a_secret_file_that_others_can_read_is_refused(
     assert job_store.job_secret() == b"x" * 32
 
 
-def test_ranks_of_one_machine_share_a_secret_that_only_their_user_can_read(
+def test_secret_of_one_machine_is_readable_only_by_its_user(
     monkeypatch: pytest.MonkeyPatch, runtime: Path
 ) -> None:
     monkeypatch.delenv("EMBROUTE_SECRET")

@@ -61,7 +61,7 @@ def evil_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_comparison_escapes_files_columns_hosts_and_policies(
+def test_comparison_page_escapes_files_columns_hosts_and_policies(
     evil_data: Path, tmp_path: Path
 ) -> None:
     network = tmp_path / "net.yaml"
@@ -85,7 +85,7 @@ def history(name: str) -> RunHistory:
     return RunHistory(name, summary, [report], [evaluation], {EVIL: {"compute": 1.0}}, {})
 
 
-def test_a_report_of_runs_escapes_folders_and_policies(tmp_path: Path) -> None:
+def test_runs_page_escapes_folders_and_policies(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(runs_page([history(EVIL), history("=1+1")]), "utf-8")
     assert_harmless(page)
@@ -94,7 +94,7 @@ def test_a_report_of_runs_escapes_folders_and_policies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["[/b]", "[bold]x", EVIL])
-def test_a_table_of_runs_shows_names_as_they_are(name: str) -> None:
+def test_runs_table_prints_markup_unchanged(name: str) -> None:
     console = Console(width=400, file=io.StringIO())
     console.print(runs_table({name: history(name).summary}))
     assert isinstance(console.file, io.StringIO)
@@ -109,7 +109,7 @@ def test_every_text_of_a_page_is_escaped() -> None:
     assert "<script>alert" not in text
 
 
-def test_a_name_that_looks_like_a_place_of_the_page_stays_a_name() -> None:
+def test_template_placeholders_in_names_are_not_filled() -> None:
     text = render(Page("{{SCRIPT}}", "{{DATA}}", Sheet(("a",), [("{{BOKEH}}",)]), [], {}))
     body = text.split("<body>")[1]
     for name in ("{{SCRIPT}}", "{{DATA}}", "{{BOKEH}}"):
@@ -117,17 +117,17 @@ def test_a_name_that_looks_like_a_place_of_the_page_stays_a_name() -> None:
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_a_cell_is_no_formula(text: str) -> None:
+def test_csv_cell_quotes_formulas(text: str) -> None:
     assert csv_cell(text) == f"'{text}"
 
 
 @pytest.mark.parametrize("text", ["vanilla", "esd(1)", "a=1", "", "'=1", "1-2"])
-def test_other_cells_stay_as_they_are(text: str) -> None:
+def test_csv_cell_keeps_plain_text(text: str) -> None:
     assert csv_cell(text) == text
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "3", '{"policy": 1, "more": 2}'])
-def test_a_damaged_record_of_a_run_is_named(text: str, tmp_path: Path) -> None:
+def test_damaged_run_record_error_names_the_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ValueError, match=r"summary\.json: not a summary as this version writes it"):
         read_summary(tmp_path)

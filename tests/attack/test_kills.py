@@ -116,7 +116,7 @@ MOMENTS = [at_start, in_a_step, in_a_checkpoint, in_an_evaluation, in_the_drain_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_twelve_kills_of_ranks_at_every_moment_change_no_bit(policy: str, tmp_path: Path) -> None:
+def test_twelve_kills_at_every_moment_change_no_bit(policy: str, tmp_path: Path) -> None:
     whole = Job(tmp_path / "whole", policy)
     code, output = finish(whole.run)
     assert code == 0, output
@@ -137,9 +137,7 @@ def test_twelve_kills_of_ranks_at_every_moment_change_no_bit(policy: str, tmp_pa
     assert not leftovers
 
 
-def test_a_killed_launcher_leaves_no_rank_and_no_folder_behind(
-    tmp_path: Path, runtime: Path
-) -> None:
+def test_killed_launcher_leaves_no_rank_and_no_folder(tmp_path: Path, runtime: Path) -> None:
     run = start(tmp_path, steps=100_000)
     limit = time.monotonic() + LIMIT_S
     while latest_checkpoint(tmp_path / "checkpoints") is None:
@@ -169,7 +167,7 @@ def _next_step(folder: Path) -> int:
     return (step_of(path) or 0) + 1
 
 
-def test_a_full_disk_uses_up_no_restart_and_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+def test_full_disk_uses_no_restart_and_leaves_no_partial_checkpoint(tmp_path: Path) -> None:
     """The checkpoints' folder is a small file system of its own."""
     disk = tmp_path / "checkpoints"
     disk.mkdir()

@@ -35,14 +35,14 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_second_job_is_refused_and_names_the_first(tmp_path: Path) -> None:
+def test_locked_folder_refuses_a_second_job(tmp_path: Path) -> None:
     with holder(tmp_path) as first:
         with pytest.raises(ValueError, match=rf"--out .*: run first \(process {first.pid} on"):
             FolderLock("--out", tmp_path, "second").__enter__()
         first.kill()
 
 
-def test_the_lock_of_a_killed_job_is_taken_over_at_once(tmp_path: Path) -> None:
+def test_lock_of_a_killed_job_is_taken_over_at_once(tmp_path: Path) -> None:
     with holder(tmp_path) as first:
         first.kill()
     began = time.monotonic()
@@ -64,7 +64,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "LEASE_S", 1.0)
 
 
-def test_a_lease_of_another_machine_is_kept_while_it_beats(tmp_path: Path, quick: None) -> None:
+def test_lease_of_another_machine_holds_while_it_beats(tmp_path: Path, quick: None) -> None:
     path, stop = tmp_path / LOCK_FILE, threading.Event()
     elsewhere(path, 0)
 
@@ -84,14 +84,14 @@ def test_a_lease_of_another_machine_is_kept_while_it_beats(tmp_path: Path, quick
         thread.join()
 
 
-def test_a_lease_that_stands_still_is_taken_over(tmp_path: Path, quick: None) -> None:
+def test_expired_lease_of_another_machine_is_taken_over(tmp_path: Path, quick: None) -> None:
     elsewhere(tmp_path / LOCK_FILE, 7)
     with FolderLock("--out", tmp_path, "second") as lock:
         lock.check()
         assert json.loads((tmp_path / LOCK_FILE).read_text())["run_id"] == "second"
 
 
-def test_a_job_that_lost_its_folder_does_not_write_to_it(tmp_path: Path, quick: None) -> None:
+def test_job_that_lost_its_lock_is_refused(tmp_path: Path, quick: None) -> None:
     with FolderLock("--out", tmp_path, "first") as lock:
         elsewhere(tmp_path / LOCK_FILE, 0)
         time.sleep(0.3)
@@ -100,20 +100,20 @@ def test_a_job_that_lost_its_folder_does_not_write_to_it(tmp_path: Path, quick: 
     assert json.loads((tmp_path / LOCK_FILE).read_text())["run_id"] == "far-run"
 
 
-def test_a_holder_beats(tmp_path: Path, quick: None) -> None:
+def test_lock_holder_renews_its_lease(tmp_path: Path, quick: None) -> None:
     with FolderLock("--out", tmp_path, "first"):
         time.sleep(0.5)
         assert json.loads((tmp_path / LOCK_FILE).read_text())["beat"] >= 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1}', "\x00" * 600])
-def test_a_damaged_lock_is_nobodys(text: str, tmp_path: Path) -> None:
+def test_damaged_lock_file_is_taken_over(text: str, tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text(text)
     with FolderLock("--out", tmp_path, "second"):
         pass
 
 
-def test_without_locks_of_the_kernel_a_living_process_counts(
+def test_lock_without_flock_follows_the_living_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

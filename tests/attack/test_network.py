@@ -31,7 +31,7 @@ class Stranger:
 
     def __init__(self, run: subprocess.Popen[str], runtime: Path | None = None) -> None:
         self._run, self._runtime, self._over = run, runtime, threading.Event()
-        self.sharding: set[Place] = set()
+        self.places: set[Place] = set()
         self.modes: dict[str, int] = {}
         self.sent = 0
         self._open: deque[socket.socket] = deque()
@@ -41,7 +41,7 @@ class Stranger:
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
-            self.sharding |= set(listening(self._run.pid))
+            self.places |= set(listening(self._run.pid))
 
     def _attack(self) -> None:
         """Ranks listen for some milliseconds only, so look for their sockets without a pause."""
@@ -62,7 +62,7 @@ class Stranger:
 
     def _goals(self) -> set[Place]:
         paths = [] if self._runtime is None else self._runtime.glob("embroute-*/rank-*/socket")
-        return {place for place in self.sharding if place.port} | {Place(str(p)) for p in paths}
+        return {place for place in self.places if place.port} | {Place(str(p)) for p in paths}
 
     def _keep(self, sock: socket.socket) -> None:
         """Leave the last connections open: a real stranger would not close them either."""
@@ -80,9 +80,7 @@ class Stranger:
             sock.close()
 
 
-def test_nothing_listens_beyond_this_machine_and_garbage_changes_no_bit(
-    tmp_path: Path, runtime: Path
-) -> None:
+def test_job_listens_only_locally_and_garbage_changes_no_bit(tmp_path: Path, runtime: Path) -> None:
     """While ranks start, while they run, and while they start again after one was killed."""
     code, output = finish(start(tmp_path / "calm", steps=600))
     assert code == 0, output
@@ -95,7 +93,7 @@ def test_nothing_listens_beyond_this_machine_and_garbage_changes_no_bit(
     assert code == 0, output
     assert "restart 1 of 1" in output
     assert_same(tmp_path / "attacked", tmp_path / "calm")
-    network = {place for place in stranger.sharding if place.port}
+    network = {place for place in stranger.places if place.port}
     assert all(place.is_loopback for place in network), network
     assert stranger.sent > 4  # ranks listen for milliseconds; test_handshake tries every kind
     assert set(stranger.modes.values()) == {0o700}, stranger.modes
@@ -103,7 +101,7 @@ def test_nothing_listens_beyond_this_machine_and_garbage_changes_no_bit(
 
 
 @pytest.mark.slow
-def test_garbage_does_not_harm_a_job_of_torchrun(tmp_path: Path) -> None:
+def test_garbage_changes_no_loss_of_a_torchrun_job(tmp_path: Path) -> None:
     """Torch's store listens on every address; our own sockets do not."""
     script = Path("examples/deepfm_routed.py")
     run = begin([*TORCHRUN, str(script), "--steps", "300"])
@@ -111,8 +109,8 @@ def test_garbage_does_not_harm_a_job_of_torchrun(tmp_path: Path) -> None:
     code, output = finish(run)
     stranger.end()
     assert code == 0, output
-    stores = {place.port for place in stranger.sharding if place.port}
-    assert len(stores) <= 2, stranger.sharding  # the launcher's
+    stores = {place.port for place in stranger.places if place.port}
+    assert len(stores) <= 2, stranger.places  # the launcher's
     calm_code, calm = finish(begin([*TORCHRUN, str(script), "--steps", "300"]))
     assert calm_code == 0, calm
     assert _losses(output) == _losses(calm)
@@ -122,7 +120,7 @@ def _losses(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("step ")]
 
 
-def test_a_second_job_in_the_same_folder_is_refused_and_names_the_first(tmp_path: Path) -> None:
+def test_second_job_in_one_folder_is_refused_and_names_the_first(tmp_path: Path) -> None:
     first = start(tmp_path, steps=100_000)
     wait_for_checkpoint(first, tmp_path)
     before = time.monotonic()

@@ -111,7 +111,7 @@ SETTINGS: list[tuple[str, object, str]] = [
 @pytest.mark.parametrize(
     ("name", "value", "message"), SETTINGS, ids=[f"{n}={v!r:.30}" for n, v, _ in SETTINGS]
 )
-def test_a_setting_is_refused_at_the_door(name: str, value: object, message: str) -> None:
+def test_bad_setting_is_refused_before_the_job(name: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         check_settings({name: value})  # type: ignore[misc]
     assert "\n" not in str(caught.value)
@@ -126,7 +126,7 @@ def test_every_setting_is_checked() -> None:
             check_settings({name: object()})  # type: ignore[misc]
 
 
-def test_numbers_of_numpy_and_a_device_are_taken() -> None:
+def test_settings_accept_numpy_numbers_and_torch_devices() -> None:
     job({"seed": np.int64(3), "device": torch.device("cpu"), "decay": np.float32(0.5)})
     job({"seed": LARGEST_SEED, "quotas": [1, 2], "decay": 2})
 
@@ -150,7 +150,9 @@ JOBS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "message"), JOBS)
-def test_a_setting_that_does_not_suit_the_job(settings: dict[str, Any], message: str) -> None:
+def test_setting_that_does_not_fit_the_job_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         job(settings)
 
@@ -167,13 +169,13 @@ class Changing:
 
 
 @pytest.mark.parametrize("later", [lambda b: [b["user"], b["user"]], lambda b: b["friend"]])
-def test_look_ups_that_change_are_refused(later: Callable[[Batch], object]) -> None:
+def test_lookups_that_change_are_refused(later: Callable[[Batch], object]) -> None:
     with pytest.raises(ValueError, match="lookups= must return the same look-ups for every batch"):
         job({"lookups": Changing(later)})
 
 
 @pytest.mark.parametrize("model", ["no", 3, None, Model])
-def test_a_model_that_is_none(model: object) -> None:
+def test_object_that_is_no_model_is_refused(model: object) -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got "):
         job({}, lambda: model, lambda _: [])
 
@@ -181,7 +183,7 @@ def test_a_model_that_is_none(model: object) -> None:
 @pytest.mark.parametrize(
     "optimizer", [3, None, [], [None], "adam", torch.optim.Adam, {"a": 1}, iter([])]
 )
-def test_an_optimizer_that_is_none(optimizer: object) -> None:
+def test_object_that_is_no_optimizer_is_refused(optimizer: object) -> None:
     with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer or a list"):
         job({}, optimizer=lambda _: optimizer)
 
@@ -196,7 +198,7 @@ def test_an_optimizer_that_is_none(optimizer: object) -> None:
         (lambda model: [torch.optim.SGD(model.parameters(), INF)], "SGD(lr=inf): lr must be at"),
     ],
 )
-def test_an_optimizer_that_does_not_suit(
+def test_optimizer_that_does_not_fit_the_model_is_refused(
     optimizer: Callable[[nn.Module], object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -204,12 +206,12 @@ def test_an_optimizer_that_does_not_suit(
 
 
 @pytest.mark.parametrize("loader", [3, None, object(), "abc", {"a": 1}, list, lambda: STREAM])
-def test_a_loader_that_gives_no_batches(loader: object) -> None:
+def test_loader_without_batches_is_refused(loader: object) -> None:
     with pytest.raises(TypeError, match="loader must give batches when iterated over"):
         job({}, loader=loader)
 
 
-def test_a_loader_of_one_batch() -> None:
+def test_loader_of_one_batch_trains() -> None:
     job({}, loader=STREAM[:1])
 
 
@@ -218,7 +220,7 @@ def raises_in_the_middle() -> Iterator[Batch]:
     raise OSError(5, "Input/output error", "clicks.csv")
 
 
-def test_an_error_of_the_loader_ends_every_rank() -> None:
+def test_loader_error_ends_every_rank() -> None:
     with pytest.raises(OSError, match=r"clicks\.csv"):
         job({}, loader=raises_in_the_middle())
 
@@ -256,7 +258,7 @@ CASES = [(3, *case) for case in LATER] + [(0, *case) for case in LATER[2:]]
 
 @pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
 @pytest.mark.parametrize(("at", "change", "message"), CASES)
-def test_a_batch_that_cannot_travel(
+def test_batch_that_cannot_be_sent_is_refused(
     at: int, change: Callable[[Batch], object], message: str
 ) -> None:
     stream = [*STREAM[:at], change(STREAM[at]), *STREAM[at + 1 :]]
@@ -264,12 +266,12 @@ def test_a_batch_that_cannot_travel(
         job({}, loader=stream)
 
 
-def test_held_out_data_that_nobody_gave_is_an_error_not_a_hang() -> None:
+def test_held_out_call_without_data_raises() -> None:
     with pytest.raises(RuntimeError, match="called where no evaluation was due"):
         job({}, at_end=lambda ready: list(ready.held_out()))
 
 
-def test_a_folder_of_checkpoints_may_not_be_a_file(tmp_path: Path) -> None:
+def test_checkpoint_path_of_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_text("mine")
     with pytest.raises(ValueError, match=r"checkpoint=.*run.*is no folder"):

@@ -62,7 +62,7 @@ def loads_of(uses: Uses, workers: int) -> Loads:
 
 @pytest.mark.parametrize("workers", [2, 3, 8, 9])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_move_changes_the_cost_as_foretold(seed: int, workers: int) -> None:
+def test_predicted_cost_of_a_move_is_exact(seed: int, workers: int) -> None:
     uses, random = window(seed, workers), np.random.default_rng(seed)
     for _ in range(100):
         s, goes = int(random.integers(len(uses.worker_S))), int(random.integers(workers))
@@ -73,7 +73,7 @@ def test_a_move_changes_the_cost_as_foretold(seed: int, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 5, 8])
-def test_cold_moves_and_swaps_never_cost_more_and_quotas_are_met(workers: int) -> None:
+def test_cold_search_never_raises_the_cost_and_meets_quotas(workers: int) -> None:
     uses = window(3, workers)
     loads, groups = loads_of(uses, workers), samples_by_use(uses)
     heat = Heat(0.0, 0.0, GUMBEL, np.array([5], np.uint64))
@@ -94,7 +94,7 @@ def test_cold_moves_and_swaps_never_cost_more_and_quotas_are_met(workers: int) -
     assert np.bincount(dealt[0], minlength=workers).tolist() == loads.quota_TW[0].tolist()
 
 
-def test_a_row_alone_shared_and_owned() -> None:
+def test_cost_of_one_row_by_hand() -> None:
     """One row, two workers: what the module's table says, by hand."""
     price = np.zeros((3, 1, CHUNK), np.float32)
     price[ALONE, 0, :2], price[SHARE, 0, :2], price[PULL, 0, :2] = (2, 20), (3, 30), (1, 10)

@@ -38,7 +38,7 @@ def priced() -> Traffic:
     )
 
 
-def test_transmission_cost() -> None:
+def test_transmission_cost_by_hand() -> None:
     """Worker 0: 40/20 + 20/10 = 4. Worker 1: 10/5 + 15/5 = 5. All-reduced: 2(n-1)/n = 1 times 8
     bytes out and in: 8/10 + 8/20 = 1.2 and 8/5 + 8/5 = 3.2. Together 13.4."""
     assert transmission_cost(priced(), two_worker_star(100.0)) == pytest.approx(13.4)
@@ -49,7 +49,7 @@ def without_rows() -> Traffic:
     return replace(priced(), hot_rows=0, hot_bytes=0)
 
 
-def test_step_time() -> None:
+def test_step_time_by_hand() -> None:
     time = step_time(without_rows(), two_worker_star(100.0))
     # Four samples and two.
     assert time.compute_W.tolist() == [2.0, 1.0]
@@ -66,7 +66,7 @@ def test_step_time() -> None:
     assert time.total_s == pytest.approx(23.0)
 
 
-def test_step_time_with_a_ring() -> None:
+def test_step_time_with_a_ring_all_reduce_by_hand() -> None:
     """Gradients of rows go round a ring, and so does what a shard at 9 bytes/s is too slow for."""
     slow = step_time(without_rows(), two_worker_star(9.0))
     assert slow.allreduce_s == pytest.approx(40 / 5)
@@ -78,7 +78,7 @@ def test_step_time_with_a_ring() -> None:
     assert time.total_s == pytest.approx(7.0 + 9.6)
 
 
-def test_whoever_has_no_samples_has_nothing_to_add_up() -> None:
+def test_worker_without_samples_sends_no_dense_gradients() -> None:
     time = step_time(replace(without_rows(), samples_W=np.array([6, 0])), two_worker_star(100.0))
     assert time.urgent_W.tolist() == pytest.approx([6.0, 0.0])
     assert time.late_W.tolist() == pytest.approx([2.0, 11.0])

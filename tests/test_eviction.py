@@ -62,7 +62,7 @@ def in_cachetools(cache: Cache[int, bool], trace: list[int]) -> Iterator[list[Ev
 @pytest.mark.parametrize(("order", "cache"), [("lru", LRUCache), ("lfu", LFUCache)])
 @given(trace=traces, capacity=st.integers(1, 6))
 @few
-def test_like_cachetools(
+def test_lru_and_lfu_equal_cachetools(
     order: str, cache: Callable[[int], Cache[int, bool]], trace: list[int], capacity: int
 ) -> None:
     """Hits and victims are equal; of equally frequent rows both evict the one longest so."""
@@ -128,14 +128,14 @@ def by_ten_buckets(history: History) -> Rank:
 )
 @given(steps=batches, spare=st.integers(0, 5))
 @few
-def test_several_rows_a_step(
+def test_eviction_orders_equal_a_reference_with_several_rows_a_step(
     order: str, rank: Callable[[History], Rank], steps: Steps, spare: int
 ) -> None:
     capacity = min(ROWS, max(len(set(step)) for step in steps) + spare)
     assert events(mixed(order), steps, capacity) == reference(steps, capacity, rank)
 
 
-def test_light_lfu_pins_at_ten() -> None:
+def test_light_lfu_stops_counting_at_ten() -> None:
     """Rows 0 and 1 reach ten; a newcomer leaves first however often it was used below ten, and
     of the pinned the one touched longest ago."""
     steps = [[0]] * 30 + [[1]] * 10 + [[2]] * 9 + [[3], [0, 3], [4, 5]]
@@ -180,7 +180,7 @@ def test_clairvoyant_sees_the_next_step() -> None:
     assert events(mixed("clairvoyant(1)"), [[0], [1], [2], [0]], 2)[2] == [(2, 1)]
 
 
-def test_clairvoyant_in_a_longer_window() -> None:
+def test_clairvoyant_ignores_a_longer_window_of_the_sync() -> None:
     """A sync that looks ten steps ahead does not change what leaves: row 1, used in step 7."""
     steps = [[0], [1], [2], [0], [2], [2], [2], [1]]
     name = "dispatch=block sync=until-last-use(10) evict=clairvoyant(3)"
@@ -189,7 +189,9 @@ def test_clairvoyant_in_a_longer_window() -> None:
 
 @given(steps=batches, spare=st.integers(0, 4), lookahead=st.integers(2, 12))
 @few
-def test_clairvoyant_evicts_nothing_needed_sooner(steps: Steps, spare: int, lookahead: int) -> None:
+def test_clairvoyant_evicts_the_rows_needed_latest(
+    steps: Steps, spare: int, lookahead: int
+) -> None:
     """Several rows a step: no row that stays idle is needed later than one that leaves."""
     capacity = min(ROWS, max(len(set(step)) for step in steps) + spare)
     held: set[int] = set()

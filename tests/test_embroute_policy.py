@@ -37,7 +37,7 @@ from embroute.policies.embroute.quotas import clip_shares
 from embroute.policies.embroute.search import SearchOptions, paced
 from embroute.policies.embroute.uses import NEW_USE, USE_KINDS, Nodes, total
 from embroute.simulate.simulation import Workload, measure_named, simulate
-from tests.test_uses import BATCH, BATCHES, loads_of, window
+from tests.test_anneal import BATCH, BATCHES, loads_of, window
 
 SOURCE, KAGGLE = open_source("online-retail"), open_source("criteo-kaggle")
 
@@ -86,7 +86,7 @@ def told(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_a_window_moves_is_foretold(seed: int) -> None:
+def test_predicted_traffic_of_a_window_equals_the_rules(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows, batches, workers = 7, 4, 3
     count = rows * batches
@@ -110,7 +110,7 @@ def test_what_a_window_moves_is_foretold(seed: int) -> None:
     assert crowds.rows_TWA.sum() == len(node_L)
 
 
-def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
+def test_predicted_traffic_counts_evictions_of_a_full_cache() -> None:
     before = np.array([-1, -1, -1, 0], np.int32)
     nodes = Nodes(before, np.full(4, -1, np.int32), np.zeros(4, np.uint8), np.zeros(4, np.float32))
     deal = TouchedRows(np.ones((4, 1), np.uint8), np.array([0, 1, 3, 4]))
@@ -123,7 +123,7 @@ def test_a_row_leaves_a_cache_that_more_rows_enter_than_it_holds() -> None:
 
 
 @pytest.mark.parametrize(("slots", "waiting"), [(8, 0), (7, 0), (6, 1), (5, 2), (4, 3)])
-def test_rows_move_between_steps_that_do_not_fit_at_once(slots: int, waiting: int) -> None:
+def test_predicted_pulls_wait_when_two_steps_do_not_fit(slots: int, waiting: int) -> None:
     """Four rows, then the last of them and three new ones, alone at one worker of two homes."""
     before = np.array([-1, -1, -1, -1, 3, -1, -1, -1], np.int32)
     home = np.array([0, 0, 0, 0, 0, 0, USE_KINDS, USE_KINDS], np.uint8)
@@ -137,7 +137,7 @@ def test_rows_move_between_steps_that_do_not_fit_at_once(slots: int, waiting: in
 
 @pytest.mark.parametrize("parts", [1, 2, 8])
 @pytest.mark.parametrize("seed", range(8))
-def test_quotas_for_the_shortest_step(seed: int, parts: int) -> None:
+def test_solved_quotas_are_near_the_shortest_step(seed: int, parts: int) -> None:
     random = np.random.default_rng(seed)
     workers, batch = 3, 12
     start, urgent, late = np.cumsum(random.random((3, workers, batch + 1)), 2)
@@ -185,7 +185,7 @@ def test_refit_keeps_quotas_and_costs(workers: int) -> None:
     assert total(uses) == pytest.approx(total(again), abs=1e-3)
 
 
-def test_shares_keep_their_ranges() -> None:
+def test_clipped_shares_keep_their_ranges() -> None:
     share = np.array([0.7, 0.3, 0.0], np.float32)
     ranges = np.array([[0.1, 0.1, 0.1], [0.4, 0.5, 0.5]], np.float32)
     kept = clip_shares(share, ranges)
@@ -194,18 +194,18 @@ def test_shares_keep_their_ranges() -> None:
     assert (kept <= ranges[1] + 1e-6).all()
 
 
-def test_where_nothing_is_computed_slow_links_sit_out() -> None:
+def test_workers_with_slow_links_get_no_samples_without_compute() -> None:
     taken = samples("embroute", job("edge-4", 0.0))
     assert (taken[:, 2:] == 0).all()
     assert (taken.sum(1) == 256).all()
 
 
-def test_where_much_is_computed_everybody_works() -> None:
+def test_all_workers_get_samples_with_long_compute() -> None:
     taken = samples("embroute", job("edge-4", 2.0))
     assert taken.min() > 50
 
 
-def test_a_run_begins_with_the_crew_that_did_best_in_its_rehearsal() -> None:
+def test_warm_start_chooses_the_fastest_candidate() -> None:
     """Each crew on the first batches; those that compute too long, or fall far behind, not to the
     end."""
     given = job("edge-4", 0.01)
@@ -247,7 +247,7 @@ def test_a_run_begins_with_the_crew_that_did_best_in_its_rehearsal() -> None:
     assert (3, 0) not in tried  # one worker computes for longer than two take
 
 
-def test_crews_that_compute_too_long_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_start_skips_candidates_that_compute_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step, at which the crew that was chosen deals its window."""
     steps, dealt = [], active_workers._try
 
@@ -260,7 +260,7 @@ def test_crews_that_compute_too_long_are_not_tried(monkeypatch: pytest.MonkeyPat
     assert set(steps) == {0}
 
 
-def test_crews_far_behind_are_given_up() -> None:
+def test_warm_start_gives_up_slow_candidates() -> None:
     assert not active_workers._hopeless([20.0], 3, 10.0)  # shares were not corrected yet
     assert not active_workers._hopeless([30.0, 20.0], 2, 10.0)
     assert active_workers._hopeless([30.0, 20.0, 18.0], 1, 10.0)
@@ -268,12 +268,12 @@ def test_crews_far_behind_are_given_up() -> None:
     assert not active_workers._hopeless([20.0, 20.0], 0, np.inf)
 
 
-def test_machines_half_as_fast_get_fewer_samples() -> None:
+def test_slow_machines_get_fewer_samples() -> None:
     taken = samples("embroute", job("uneven-4", 2.0)).mean(0)
     assert taken[2:].max() < 0.7 * taken[:2].min()
 
 
-def test_equal_and_given_shares_stay() -> None:
+def test_equal_and_given_quotas_stay_fixed() -> None:
     given = job("edge-4", 0.05)
     assert (samples("embroute(objective=cost)", given) == 64).all()
     assert (samples("embroute(quotas=equal)", given) == 64).all()
@@ -281,7 +281,7 @@ def test_equal_and_given_shares_stay() -> None:
     assert (samples("embroute", named) == [96, 96, 32, 32]).all()
 
 
-def test_floors_and_ceilings_hold() -> None:
+def test_floor_and_ceiling_bound_the_quotas() -> None:
     given = job("edge-4", 0.0)
     assert samples("embroute(floor=0.1)", given).min() >= 25
     taken = samples("embroute(ceiling=0.3+0.3+0.3+1)", given)
@@ -302,12 +302,12 @@ def test_floors_and_ceilings_hold() -> None:
         ("embroute(effort=some)", "effort, if not auto, must be a number"),
     ],
 )
-def test_impossible_ranges_are_refused(policy: str, said: str) -> None:
+def test_contradicting_embroute_options_are_refused(policy: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         measure_named(policy, job("edge-4", 0.0))
 
 
-def test_effort_follows_the_time_of_a_step() -> None:
+def test_auto_effort_follows_the_step_time() -> None:
     """More where steps are long, within bounds, and by the model's time alone."""
     memory = start(make_policy("embroute"), job("edge-4", 0.0).setup).memory
     given = SearchOptions(paced=True)
@@ -324,7 +324,7 @@ def test_effort_follows_the_time_of_a_step() -> None:
 
 @pytest.mark.parametrize("compute_ms", [0.0, 0.2])
 @pytest.mark.parametrize("network", ["edge-4", "uneven-4", "dc-4"])
-def test_never_much_slower_than_the_others(network: str, compute_ms: float) -> None:
+def test_embroute_is_never_much_slower_than_rivals(network: str, compute_ms: float) -> None:
     given = job(network, compute_ms, 512)
     names = ["esd(1)", "herald", "esd(1, workers=0)", "esd(1, workers=0+1)"]
     best = min(measure_named(name, given).step_time_s for name in names)
@@ -332,7 +332,9 @@ def test_never_much_slower_than_the_others(network: str, compute_ms: float) -> N
 
 
 @pytest.mark.parametrize("cache", [180, 200])
-def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_caches_keep_quotas_within_their_ranges(
+    cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a step as it is dealt does not fit, it is dealt otherwise, in the same ranges."""
     asked, plain = [], dispatch._plain
 
@@ -357,7 +359,7 @@ def test_small_caches_keep_the_ranges(cache: int, monkeypatch: pytest.MonkeyPatc
     assert asked
 
 
-def test_one_worker_is_enough_once_caches_have_filled() -> None:
+def test_embroute_uses_one_worker_where_one_is_fastest() -> None:
     """With empty caches two workers are hardly slower, and everything pulled was new."""
     setup = Setup(KAGGLE.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
     given = Workload(KAGGLE, setup, 30, 10)

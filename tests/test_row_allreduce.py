@@ -31,7 +31,7 @@ def steps(network: str, compute_ms: float) -> list[StepReport]:
     return [step for step in found if step.step >= given.warmup]
 
 
-def test_shards_that_everybody_waits_for_are_relieved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduced_rows_shorten_steps_with_busy_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     reduced = steps("dc-8", 0.002)
     monkeypatch.setattr(module, "WORTHWHILE", 0.0)
     plain = steps("dc-8", 0.002)
@@ -42,7 +42,7 @@ def test_shards_that_everybody_waits_for_are_relieved(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("network", "compute_ms"), [("edge-8", 0.002), ("dc-8", 0.2)])
-def test_nothing_is_reduced_over_slow_links_or_beside_long_compute(
+def test_no_row_is_all_reduced_over_slow_links_or_long_compute(
     network: str, compute_ms: float
 ) -> None:
     assert max(step.traffic.hot_rows for step in steps(network, compute_ms)) == 0
@@ -56,7 +56,9 @@ def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> SearchState:
 
 @pytest.mark.parametrize("shard_ms", [0.3, 1.0, 1.5, 3.0, 10.0])
 @pytest.mark.parametrize("links", [[10.0] * 4, [10.0, 10.0, 10.0, 1.0]])
-def test_the_longer_of_both_is_as_short_as_it_gets(links: list[float], shard_ms: float) -> None:
+def test_all_reduced_rows_equal_a_search_through_all_counts(
+    links: list[float], shard_ms: float
+) -> None:
     """Against a search through all numbers of rows, from the most used on."""
     setup = Setup(AVAZU.schema, star_cluster(links, 10.0), 512, 512, cache=Size(0.2, "share"))
     horizon = Horizon(setup.schema.num_rows, 1)
@@ -86,7 +88,7 @@ def test_the_longer_of_both_is_as_short_as_it_gets(links: list[float], shard_ms:
     assert ways == (2 if min(links) == 10.0 else 1)
 
 
-def test_nothing_is_reduced_where_pulls_run_beside_pushes() -> None:
+def test_no_row_is_all_reduced_in_chunked_steps() -> None:
     cluster = replace(star_cluster([1.0] * 4, 10.0), compute_s_per_sample=5e-5)
     given = Workload(AVAZU, Setup(AVAZU.schema, cluster, 512, 512, cache=Size(0.1, "share")), 20, 5)
     reports = list(simulate(make_policy("embroute(effort=300)"), given))
@@ -94,7 +96,7 @@ def test_nothing_is_reduced_where_pulls_run_beside_pushes() -> None:
     assert max(step.traffic.chunks for step in reports) > 2
 
 
-def test_what_is_learnt_does_not_depend_on_what_was_reduced() -> None:
+def test_learnt_pace_does_not_depend_on_all_reduced_rows() -> None:
     """A step that was relieved says the same about a step that is not."""
     setup = Setup(AVAZU.schema, star_cluster([10.0] * 4, 10.0), 512, 512)
     time = steps("dc-8", 0.2)[0].time

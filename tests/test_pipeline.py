@@ -43,21 +43,23 @@ def carried_out(beat: PhaseTimes, parts: int) -> float:
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
 @pytest.mark.parametrize("seed", range(6))
-def test_steps_take_what_they_are_said_to_take(seed: int, parts: int, workers: int) -> None:
+def test_predicted_step_time_equals_an_event_simulation(
+    seed: int, parts: int, workers: int
+) -> None:
     beat = beat_of(seed, parts, workers)
     told = turn(beat, best_overlap(beat)).max()
     # Workers that wait for each other in a cycle take turns: over many steps the mean is met.
     assert carried_out(beat, parts) == pytest.approx(told, rel=2e-2)
 
 
-def test_one_part_has_no_lead() -> None:
+def test_best_overlap_of_one_chunk_is_zero() -> None:
     beat = beat_of(1, 1, 5)
     assert best_overlap(beat) == pytest.approx(0, abs=1e-9)
     longest = (beat.late_W + beat.start_W + beat.urgent_W).max()
     assert turn(beat, 0.0).max() == pytest.approx(longest)
 
 
-def test_a_slow_link_and_a_long_compute_share_what_parts_win() -> None:
+def test_best_overlap_balances_a_slow_link_and_long_compute() -> None:
     """Pushes and pulls of 4 s beside 4 s of compute, and 8 s of compute with nothing to move: the
     one would take 8 if its pulls could come while it pushes, but they wait for the other."""
     nothing = np.zeros(2)

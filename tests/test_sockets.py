@@ -89,7 +89,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
 
 
-def test_who_waits_to_send_takes_in_what_comes(
+def test_sender_that_waits_keeps_receiving(
     pair: tuple[SocketChannel, SocketChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The other end reads nothing before all that it sends has left.
@@ -119,7 +119,7 @@ def test_who_waits_to_send_takes_in_what_comes(
     np.testing.assert_array_equal(arrived, big)
 
 
-def test_ranks_of_one_host_meet_within_it(hosts: str, store: PrefixStore) -> None:
+def test_ranks_of_one_host_use_unix_sockets(hosts: str, store: PrefixStore) -> None:
     own: dict[str, Callable[[], Any]] = {
         name: partial(open_channels, store, name, LINKS, 20) for name in NAMES
     }
@@ -132,7 +132,7 @@ def test_ranks_of_one_host_meet_within_it(hosts: str, store: PrefixStore) -> Non
 
 @pytest.mark.usefixtures("hosts")
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_everything_arrives_whole_and_in_order(ahead: int, store: PrefixStore) -> None:
+def test_socket_messages_arrive_whole_and_in_order(ahead: int, store: PrefixStore) -> None:
     phases = 40
 
     def rank(name: str) -> int:
@@ -159,7 +159,9 @@ def test_everything_arrives_whole_and_in_order(ahead: int, store: PrefixStore) -
     assert found == dict.fromkeys(NAMES, 2 * phases)
 
 
-def test_many_messages_on_their_way(pair: tuple[SocketChannel, SocketChannel]) -> None:
+def test_more_messages_than_the_first_table_holds_arrive_in_order(
+    pair: tuple[SocketChannel, SocketChannel],
+) -> None:
     left, right = pair
     count = 3 * MESSAGES_AT_FIRST
     posts = [left.submit([("right", np.array([i], np.uint8))], []) for i in range(count)]
@@ -177,7 +179,7 @@ def table(pieces: list[npt.NDArray[np.uint8]], direction: int) -> npt.NDArray[np
 
 
 @pytest.mark.parametrize("most", [40, 9000])
-def test_messages_of_one_peer_are_one_stream(most: int) -> None:
+def test_socket_kernel_moves_bytes_from_the_first_message_on(most: int) -> None:
     """A kernel moves as many bytes as go, from the first message on; nothing else changes."""
     random = np.random.default_rng(most)
     sizes = random.integers(0, most, 3 * IOVECS)
@@ -200,7 +202,7 @@ def test_messages_of_one_peer_are_one_stream(most: int) -> None:
     assert np.array_equal(got, flat)
 
 
-def test_notes_do_not_pile_up() -> None:
+def test_coordinator_waits_until_each_message_is_delivered() -> None:
     """The coordinator waits until a note has reached its rank: no more is told than is known."""
     left, right = socket.socketpair()
     with left, right:
@@ -223,7 +225,9 @@ def test_notes_do_not_pile_up() -> None:
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_a_peer_that_is_gone(sends: bool, pair: tuple[SocketChannel, SocketChannel]) -> None:
+def test_exchange_with_a_closed_peer_names_it(
+    sends: bool, pair: tuple[SocketChannel, SocketChannel]
+) -> None:
     left, right = pair
     data: Message = ("right", np.zeros(10_000_000, np.uint8))
     closing = threading.Timer(0.2, right.sockets[0].close)
@@ -233,7 +237,7 @@ def test_a_peer_that_is_gone(sends: bool, pair: tuple[SocketChannel, SocketChann
     closing.join()
 
 
-def test_waiting_lets_signals_through() -> None:
+def test_signal_ends_a_rank_that_waits_for_a_message() -> None:
     """A rank that waits for a message ends when it is asked to."""
     code = (
         "import socket, numpy as np\n"
@@ -252,7 +256,7 @@ def test_waiting_lets_signals_through() -> None:
         assert waiting.wait(20) != 0
 
 
-def test_the_next_address_is_tried(
+def test_dial_tries_the_next_address_of_a_peer(
     store: PrefixStore, apart: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = Listener(store, "a")
@@ -265,8 +269,8 @@ def test_the_next_address_is_tried(
                 sock, _ = other.accept()
                 sock.close()
 
-        sharding = " ".join(f"127.0.0.{last}|{port}" for last in (3, 2, 1))
-        store.set("listens/a", f"{identity} {host} {path} {sharding}")
+        addresses = " ".join(f"127.0.0.{last}|{port}" for last in (3, 2, 1))
+        store.set("listens/a", f"{identity} {host} {path} {addresses}")
         found = together(
             {
                 "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
@@ -278,14 +282,14 @@ def test_the_next_address_is_tried(
     close(listener, *found["a"].values(), *found["b"].values())
 
 
-def test_a_rank_that_never_connects_is_named(store: PrefixStore) -> None:
+def test_listener_names_a_rank_that_never_connects(store: PrefixStore) -> None:
     listener = Listener(store, "a")
     with pytest.raises(LostPeerError, match="lost b: it did not connect for rows"):
         listener.accept([("rows", "b")], time.monotonic() + 0.1)
     listener.close()
 
 
-def test_nobody_listens(store: PrefixStore) -> None:
+def test_dial_names_a_peer_that_refuses_connections(store: PrefixStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     store.set("listens/a", f"identity host /nowhere 127.0.0.1|{port}")
@@ -293,18 +297,18 @@ def test_nobody_listens(store: PrefixStore) -> None:
         dial(store, "a", ["rows"], "b", 5)
 
 
-def test_a_rank_that_never_listens_is_named(store: PrefixStore) -> None:
+def test_dial_names_a_peer_that_never_listens(store: PrefixStore) -> None:
     store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(LostPeerError, match="lost a: it does not listen"):
         dial(store, "a", ["rows"], "b", 5)
 
 
-def test_messages_lie_in_one_piece(pair: tuple[SocketChannel, SocketChannel]) -> None:
+def test_strided_message_is_refused(pair: tuple[SocketChannel, SocketChannel]) -> None:
     with pytest.raises(ValueError, match=r"a message for right: .* not C contiguous"):
         pair[0].exchange([("right", np.zeros(10, np.uint8)[::2])], [])
 
 
-def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_addresses_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bootstrap.local_addresses() == []  # all ranks are here
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
@@ -318,7 +322,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         bootstrap.local_addresses()
 
 
-def test_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_connect_over_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     if not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("no IPv6 here")
     monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["::1"])
@@ -334,7 +338,7 @@ def test_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == dict.fromkeys(NAMES, len(LINKS))
 
 
-def test_an_unknown_exchange_is_refused(
+def test_unknown_exchange_variable_is_refused(
     store: PrefixStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from embroute.launch.rank import on_one_node

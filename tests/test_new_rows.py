@@ -58,7 +58,7 @@ def misses(results: dict[str, Result]) -> int:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad", "adam"])
-def test_made_rows_train_as_pulled_ones_do(optimizer: str) -> None:
+def test_rows_initialised_by_workers_train_like_plain_torch(optimizer: str) -> None:
     stream, settings = growing(), settings_of(POLICY, TOPOLOGY[0])
     settings["debug"] = "steps"
     results = run(settings, stream, optimizer)
@@ -70,7 +70,7 @@ def test_made_rows_train_as_pulled_ones_do(optimizer: str) -> None:
     assert sum(count > 0 for count in made) > STEPS // 2
 
 
-def test_where_the_seed_does_not_say_what_rows_are_they_are_pulled() -> None:
+def test_rows_not_drawn_from_the_seed_are_pulled() -> None:
     stream, settings = growing(), settings_of(POLICY, TOPOLOGY[0])
     seeded, given = run(settings, stream), run(settings, stream, made=new_model)
     gathered(given, *TOPOLOGY).assert_equal(plain("adagrad", stream))
@@ -85,7 +85,7 @@ def other_model() -> Model:
     return model
 
 
-def test_values_from_a_file_are_pulled(tmp_path: Path) -> None:
+def test_rows_loaded_from_a_file_are_pulled(tmp_path: Path) -> None:
     stream, settings = growing(), settings_of(POLICY, TOPOLOGY[0])
     model = other_model().state_dict()
     tensors = {name: model[f"{name}.weight"] for name in SIZES}
@@ -100,7 +100,7 @@ def test_values_from_a_file_are_pulled(tmp_path: Path) -> None:
     [(TOPOLOGY, {}), ((2, 1), {}), (TOPOLOGY, {"seed": 5}), ((2, 1), {"seed": 5})],
     ids=["same", "other shape", "other seed", "both"],
 )
-def test_what_was_trained_before_a_resume_is_not_made_again(
+def test_rows_trained_before_a_resume_are_not_initialised_again(
     topology: tuple[int, int], changes: Settings, tmp_path: Path
 ) -> None:
     stream, settings = growing(), settings_of(POLICY, TOPOLOGY[0])

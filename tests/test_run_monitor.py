@@ -40,7 +40,7 @@ def train(eyes: RunMonitor, clock: Clock, first: int, seconds: list[float]) -> N
         eyes.step(step, BATCH, (3, 4), 0.5, figures)
 
 
-def test_speed_counts_neither_compilation_nor_evaluations(
+def test_reported_speed_excludes_compilation_and_evaluations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, terminal = Clock(monkeypatch), Terminal()
@@ -56,7 +56,7 @@ def test_speed_counts_neither_compilation_nor_evaluations(
     assert "6 steps, 200 samples/s" in terminal.getvalue()
 
 
-def test_a_single_step_has_a_speed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_of_one_step_reports_a_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     eyes = RunMonitor(tmp_path, 1, Terminal())
     train(eyes, clock, 0, [2.0])
@@ -64,7 +64,9 @@ def test_a_single_step_has_a_speed_too(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads((tmp_path / SUMMARY).read_text())["samples_per_s"] == BATCH / 2.0
 
 
-def test_the_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_line_shows_speed_loss_hits_and_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, terminal = Clock(monkeypatch), Terminal()
     eyes = RunMonitor(tmp_path, 10, terminal)
     train(eyes, clock, 0, [2.0])
@@ -73,7 +75,7 @@ def test_the_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eyes.close(0, "vanilla", {})
 
 
-def test_scalars_are_in_tensorboard_and_lines_in_json(
+def test_metrics_are_written_to_tensorboard_and_json_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -94,7 +96,7 @@ def test_scalars_are_in_tensorboard_and_lines_in_json(
     assert lines[2]["auc"] == 0.75
 
 
-def test_nothing_to_train_is_said(tmp_path: Path) -> None:
+def test_run_without_steps_says_nothing_to_train(tmp_path: Path) -> None:
     terminal = Terminal()
     RunMonitor(tmp_path, 5, terminal).idle()
     assert "nothing to train" in terminal.getvalue()
@@ -105,7 +107,7 @@ def lines_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_resumed_run_repeats_no_step_and_its_clock_and_bytes_go_on(
+def test_resumed_run_continues_steps_clock_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -127,7 +129,7 @@ def test_a_resumed_run_repeats_no_step_and_its_clock_and_bytes_go_on(
     assert [scalar.step for scalar in board.Scalars("loss")] == list(range(1, 11))
 
 
-def test_another_run_in_the_same_folder_starts_its_metrics_anew(
+def test_new_run_in_a_folder_replaces_its_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)

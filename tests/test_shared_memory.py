@@ -69,7 +69,7 @@ def exchange(transport: MessageTransport, peer: str, ahead: int) -> int:
 
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("kind", ["shared", "crowded", "copied"])
-def test_messages_arrive_in_order(
+def test_shared_memory_messages_arrive_in_order(
     kind: str, ahead: int, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "crowded":  # many messages find no room, and some never do
@@ -84,7 +84,7 @@ def test_messages_arrive_in_order(
         assert [task.result(60) for task in tasks] == 2 * [len(SIZES)]
 
 
-def test_a_message_is_read_where_it_was_written(opened: ExitStack) -> None:
+def test_receiver_reads_a_shared_message_without_a_copy(opened: ExitStack) -> None:
     shard, worker = near(opened)
     buffer = shard.acquire("worker0", 100)
     buffer.data[:] = 7
@@ -95,7 +95,7 @@ def test_a_message_is_read_where_it_was_written(opened: ExitStack) -> None:
     assert (found == 8).all()
 
 
-def test_what_was_not_released_is_not_written_over(opened: ExitStack) -> None:
+def test_unreleased_buffers_are_not_overwritten(opened: ExitStack) -> None:
     shard, worker = near(opened)
     kept = []
     for i in range(5):
@@ -106,7 +106,7 @@ def test_what_was_not_released_is_not_written_over(opened: ExitStack) -> None:
     assert [found.tolist() for one in kept for found in one.wait()] == [[i] * 100 for i in range(5)]
 
 
-def test_a_lost_peer_is_met_by_the_wait(opened: ExitStack) -> None:
+def test_wait_on_shared_memory_names_a_lost_peer(opened: ExitStack) -> None:
     shard, worker = connected(opened)
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(accept_memory, "worker0", worker, 20.0)
@@ -120,7 +120,7 @@ def test_a_lost_peer_is_met_by_the_wait(opened: ExitStack) -> None:
         transport.submit([transport.acquire("worker0", 10)], []).wait()
 
 
-def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
+def test_common_memory_is_shared_by_all_shards_and_workers(opened: ExitStack) -> None:
     ranks = {
         name: dict[str, socket.socket]() for name in ("shard0", "shard1", "worker0", "worker1")
     }
@@ -144,18 +144,18 @@ def test_all_shards_and_workers_get_the_same_memory(opened: ExitStack) -> None:
     assert all(m is not None and m[:5].tolist() == [1, 2, 3, 4, 0] for m in found)
 
 
-def test_connections_to_other_hosts_have_no_memory_in_common(opened: ExitStack) -> None:
+def test_copying_transport_has_no_common_memory(opened: ExitStack) -> None:
     assert CopyingTransport(connected(opened)[0]).common_memory(100) is None
 
 
-def test_nothing_is_left_in_the_file_system(opened: ExitStack) -> None:
+def test_shared_memory_leaves_no_file(opened: ExitStack) -> None:
     near(opened)
     assert not [name for name in os.listdir("/dev/shm") if "embroute" in name]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 4)), max_size=60))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_slabs_hold_messages_apart(moves: list[tuple[int, int]]) -> None:
+def test_ring_buffer_keeps_messages_apart(moves: list[tuple[int, int]]) -> None:
     ring, held, read = RingBuffer(np.zeros(4096, np.uint8)), list[tuple[int, int]](), 0
     for size, reads in moves:
         start = ring.find(size)

@@ -45,7 +45,7 @@ def files_of(page: Path) -> dict[str, str]:
     return files
 
 
-def test_the_file_is_small_and_needs_no_network(made: Made) -> None:
+def test_report_page_is_small_and_needs_no_network(made: Made) -> None:
     text = made[0].read_text("utf-8")
     assert len(text.encode()) < MOST_BYTES
     assert not re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=", text)
@@ -53,13 +53,13 @@ def test_the_file_is_small_and_needs_no_network(made: Made) -> None:
     assert "{{" not in text.split("<body>")[1].split("<main>")[0]
 
 
-def test_the_embedded_json_is_that_of_compare(made: Made) -> None:
+def test_report_page_embeds_the_json_of_compare(made: Made) -> None:
     embedded = json.loads(files_of(made[0])["comparison.json"])
     assert set(embedded.pop("report")) == {"network", "details", "sweep", "tradeoffs"}
     assert embedded == made[1]
 
 
-def test_the_csv_has_the_same_numbers(made: Made) -> None:
+def test_report_csv_equals_the_json(made: Made) -> None:
     rows = list(csv.DictReader(io.StringIO(files_of(made[0])["comparison.csv"])))
     assert [row["policy"] for row in rows] == list(made[1]["policies"])
     for row in rows:
@@ -70,7 +70,7 @@ def test_the_csv_has_the_same_numbers(made: Made) -> None:
 
 
 @pytest.mark.parametrize("unit", ["rows", "bytes"])
-def test_the_bars_of_traffic_are_those_of_the_json(made: Made, unit: str) -> None:
+def test_traffic_bars_equal_the_json(made: Made, unit: str) -> None:
     columns = block(made[0], "controls")["unit"][unit]["traffic"]["data"]
     scale = 1e6 if unit == "bytes" else 1
     for i, name in enumerate(columns["label"]):
@@ -80,7 +80,7 @@ def test_the_bars_of_traffic_are_those_of_the_json(made: Made, unit: str) -> Non
             assert drawn * scale == pytest.approx(size, abs=1e-3)
 
 
-def test_a_step_is_the_sum_of_its_phases(made: Made) -> None:
+def test_report_phases_sum_to_the_step_time(made: Made) -> None:
     details = json.loads(files_of(made[0])["comparison.json"])["report"]["details"]
     assert set(details) == set(NAMES) - {"lower-bound"}
     for name, detail in details.items():
@@ -92,7 +92,7 @@ def test_a_step_is_the_sum_of_its_phases(made: Made) -> None:
         assert detail["timeline"][-1]["total_s"] == detail["step_time_s"][-1]
 
 
-def test_links_carry_what_the_json_says(made: Made) -> None:
+def test_report_links_carry_the_bytes_of_the_json(made: Made) -> None:
     """On a star all bytes of a worker cross its host's link, and the shard's hosts has them too."""
     details = json.loads(files_of(made[0])["comparison.json"])["report"]["details"]
     for name, detail in details.items():
@@ -105,7 +105,7 @@ def test_links_carry_what_the_json_says(made: Made) -> None:
             assert 0 < link["down_busy"] <= 1
 
 
-def test_the_sweep_leaves_out_what_cannot_run(made: Made) -> None:
+def test_cache_sweep_omits_caches_that_are_too_small(made: Made) -> None:
     sweep = json.loads(files_of(made[0])["comparison.json"])["report"]["sweep"]
     assert {(point["policy"], point["cache"]) for point in sweep} == {
         (name, cache) for name in NAMES if name != "lower-bound" for cache in ("6%", "20%")
@@ -121,12 +121,14 @@ def test_the_sweep_leaves_out_what_cannot_run(made: Made) -> None:
         (("--report", "out.html", "--report-caches", "4%,huge"), "--report-caches"),
     ],
 )
-def test_faults_are_told_before_the_work(options: tuple[str, ...], fault: str) -> None:
+def test_bad_report_options_are_refused_before_the_work(
+    options: tuple[str, ...], fault: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
         CliRunner().invoke(cli, ["compare", *options], catch_exceptions=False)
 
 
-def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+def test_report_page_escapes_file_names(tmp_path: Path) -> None:
     data = tmp_path / "<script>alert(1)</script>"
     data.mkdir(parents=True)
     path = data / "a.csv"
@@ -147,7 +149,7 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     assert json.loads(files_of(page)["comparison.json"])["data"] == str(path)
 
 
-def test_a_run_writes_what_its_report_shows(runs: list[Path]) -> None:
+def test_run_report_shows_the_written_metrics(runs: list[Path]) -> None:
     for run in runs:
         page = run / "report.html"
         assert page.stat().st_size < MOST_BYTES
@@ -160,7 +162,7 @@ def test_a_run_writes_what_its_report_shows(runs: list[Path]) -> None:
         assert [line["step"] for line in shown["evaluations"]] == [10, 20, 30, 40]
 
 
-def test_runs_side_by_side(runs: list[Path], tmp_path: Path) -> None:
+def test_report_compares_two_runs(runs: list[Path], tmp_path: Path) -> None:
     page = tmp_path / "both.html"
     command = ["report", *map(str, runs), "--html", str(page)]
     assert CliRunner().invoke(cli, command, catch_exceptions=False).exit_code == 0
@@ -172,7 +174,7 @@ def test_runs_side_by_side(runs: list[Path], tmp_path: Path) -> None:
         assert by_bytes[f"loss-{i}"]["data"]["x"] == moved
 
 
-def test_a_run_resumed_with_fewer_workers_has_a_report(runs: list[Path], tmp_path: Path) -> None:
+def test_run_resumed_with_fewer_workers_has_a_report(runs: list[Path], tmp_path: Path) -> None:
     lines = [json.loads(t) for t in (runs[0] / "metrics.jsonl").read_text().splitlines()]
     for line in lines[-3:]:
         line["link_mb_per_s"] = line.get("link_mb_per_s", [])[:1]
@@ -192,13 +194,13 @@ def test_metrics_of_another_version_are_refused(runs: list[Path], tmp_path: Path
         read_history(tmp_path, "run")
 
 
-def test_bokeh_is_imported_only_for_reports() -> None:
+def test_cli_import_does_not_load_bokeh() -> None:
     load = "[embroute.cli.main.load_command(name) for name, *_ in embroute.cli.main.COMMANDS]"
     code = f"import sys, embroute.cli.main; {load}; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_timeline_is_what_the_workers_measured(runs: list[Path]) -> None:
+def test_timeline_shows_the_measured_phases_of_workers(runs: list[Path]) -> None:
     history = read_history(runs[1], "run")
     workers = workers_of(history)
     assert len(workers) == 2

@@ -73,7 +73,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 @pytest.mark.parametrize("workers", [2, 3, FEW_BYTES, FEW_BYTES + 1, 8])
-def test_sums_in_memory_are_taken_in_the_order_of_workers(
+def test_shared_memory_all_reduce_adds_in_worker_order(
     workers: int, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(allreduce, "REDUCE_BYTES", 4096)  # most sums take several turns
@@ -95,9 +95,7 @@ def test_sums_in_memory_are_taken_in_the_order_of_workers(
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])
-def test_sums_round_a_ring_are_right_and_alike_on_all_workers(
-    workers: int, opened: ExitStack
-) -> None:
+def test_ring_all_reduce_is_right_and_equal_on_all_workers(workers: int, opened: ExitStack) -> None:
     channels = ready(workers, opened, near=False)
     assert not any(channel.in_memory for channel in channels)
 
@@ -116,7 +114,7 @@ def test_sums_round_a_ring_are_right_and_alike_on_all_workers(
         assert all(torch.equal(other[step], made[0][step]) for other in made)
 
 
-def test_one_worker_has_the_sum_already(opened: ExitStack) -> None:
+def test_all_reduce_of_one_worker_changes_nothing(opened: ExitStack) -> None:
     (alone,) = ready(1, opened)
     own = torch.arange(5.0)
     alone.sum(own)
@@ -124,7 +122,7 @@ def test_one_worker_has_the_sum_already(opened: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("near", [True, False])
-def test_messages_between_workers_pass_beside_sums(near: bool, opened: ExitStack) -> None:
+def test_workers_exchange_messages_beside_the_all_reduce(near: bool, opened: ExitStack) -> None:
     first, *_, last = ready(4, opened, near)
     data = torch.arange(4, dtype=torch.uint8).numpy()
     got = torch.zeros(4, dtype=torch.uint8).numpy()
@@ -135,14 +133,14 @@ def test_messages_between_workers_pass_beside_sums(near: bool, opened: ExitStack
 
 
 @pytest.mark.parametrize("near", [True, False])
-def test_a_lost_worker_is_named(near: bool, opened: ExitStack) -> None:
+def test_all_reduce_names_a_lost_worker(near: bool, opened: ExitStack) -> None:
     first, second = ready(2, opened, near)
     second.close()
     with pytest.raises(LostPeerError, match="lost worker1"):
         first.sum(torch.ones(3))
 
 
-def test_a_worker_lost_at_the_start_is_named() -> None:
+def test_opening_the_all_reduce_names_a_lost_worker() -> None:
     near = connected(2, socket.socketpair)
     near[0].close()
     with pytest.raises(LostPeerError, match="lost worker0"):

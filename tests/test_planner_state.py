@@ -30,7 +30,7 @@ def contents(state: State) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["esd(1)", "het(4)", "fae", "bagpipe(3)", "herald", "embroute"])
-def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
+def test_loaded_planner_state_plans_the_same_steps(name: str, tmp_path: Path) -> None:
     policy, workload = make_policy(name), long_workload("sgd")
     state, loaded = workload.start(policy), workload.start(policy)
     loaded.ranking = loaded.ranking[::-1].copy()
@@ -49,7 +49,7 @@ def test_the_brain_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> Non
             np.testing.assert_array_equal(value, contents(loaded)[key], key, strict=True)
 
 
-def test_a_brain_of_another_job_is_refused(tmp_path: Path) -> None:
+def test_planner_state_of_another_job_is_refused(tmp_path: Path) -> None:
     def state(rows: tuple[int, int], workers: int) -> State:
         schema = Schema((Table("a", rows[0]), Table("b", rows[1])), ())
         return start(make_policy("esd(1)"), Setup(schema, uniform_cluster(workers, 1), (4, 8)))
@@ -61,7 +61,7 @@ def test_a_brain_of_another_job_is_refused(tmp_path: Path) -> None:
         load_planner(tmp_path, state((40, 20), 2))
 
 
-def test_rows_trained_before_are_not_made_again_elsewhere(tmp_path: Path) -> None:
+def test_loaded_planner_of_another_policy_knows_the_trained_rows(tmp_path: Path) -> None:
     policy, workload = make_policy("embroute(objective=cost)"), long_workload("sgd")
     state, elsewhere = workload.start(policy), workload.start(make_policy("esd(1)"))
     trained = set[int]()
@@ -77,7 +77,7 @@ def test_rows_trained_before_are_not_made_again_elsewhere(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("seeded", "right"), [(True, True), (False, False)])
-def test_a_checkpoint_says_whether_its_other_rows_are_those_of_a_seed(
+def test_planner_state_records_whether_rows_come_from_the_seed(
     seeded: bool, right: bool, tmp_path: Path
 ) -> None:
     schema = Schema((Table("a", 20),), ())
@@ -87,7 +87,7 @@ def test_a_checkpoint_says_whether_its_other_rows_are_those_of_a_seed(
     assert not from_seed(tmp_path, 8)
 
 
-def test_rows_that_another_program_drew_are_not_those_of_the_seed(
+def test_rows_drawn_by_another_program_do_not_count_as_seeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = Setup(Schema((Table("a", 20),), ()), uniform_cluster(2, 1), 4)

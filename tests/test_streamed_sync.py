@@ -36,7 +36,7 @@ def run(settings: Settings, optimizer: str) -> dict[str, Result]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_training_in_parts_is_exact_and_as_promised(policy: str, optimizer: str) -> None:
+def test_streamed_steps_equal_plain_torch_and_their_plans(policy: str, optimizer: str) -> None:
     settings = slow_settings(policy, *TOPOLOGY)
     results = run(settings, optimizer)
     gathered(results, *TOPOLOGY).assert_equal(plain_cached(optimizer, TOPOLOGY[0], STEPS))
@@ -47,7 +47,7 @@ def test_training_in_parts_is_exact_and_as_promised(policy: str, optimizer: str)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_parts_change_no_bit(optimizer: str) -> None:
+def test_streamed_sync_gives_the_bits_of_on_demand(optimizer: str) -> None:
     one, other = (
         gathered(run(slow_settings(f"dispatch=esd sync={sync}", *TOPOLOGY), optimizer), *TOPOLOGY)
         for sync in ("on-demand", "streamed")
@@ -56,7 +56,7 @@ def test_parts_change_no_bit(optimizer: str) -> None:
         np.testing.assert_array_equal(mine, its)
 
 
-def test_rows_of_a_part_go_out_before_the_next_is_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_sends_a_chunk_before_it_receives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shard does it: what it takes in and gives out, step by step."""
     steps: list[str] = []
     stream, take, post = Shard._stream, Shard._take, Shard._post
@@ -101,7 +101,7 @@ def cluster(rates: Sequence[float], latency_s: float = 0.0) -> Cluster:
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 1e-4])
-def test_the_price_of_parts(latency_s: float) -> None:
+def test_step_time_of_chunks_by_hand(latency_s: float) -> None:
     """Worker 0 computes for 8 ms, worker 1 for 2 ms behind a slow link."""
     moved = two_workers([4000, 4000], [4000, 3000], [8, 2])
     network = cluster([1e7, 1e6], latency_s)
@@ -117,7 +117,7 @@ def test_the_price_of_parts(latency_s: float) -> None:
     assert four.total_s < whole.total_s
 
 
-def test_as_many_parts_as_are_worth_it() -> None:
+def test_chunk_count_follows_the_bytes_of_the_slower_link() -> None:
     network = cluster([1e7, 1e6])
     least = int(LEAST_PART_S * 1e6)  # bytes on the slower link
     for size, parts in ((0, 1), (least, 1), (2 * least, 2), (7 * least, 4), (99 * least, 8)):
@@ -126,7 +126,7 @@ def test_as_many_parts_as_are_worth_it() -> None:
         assert pipelined(two_workers([0, 99 * least], [0, size], [1, 1]), network).chunks == parts
 
 
-def test_parts_shorten_steps_and_move_the_same() -> None:
+def test_streamed_sync_shortens_steps_and_moves_the_same_bytes() -> None:
     source = open_source("online-retail")
     setup = Setup(source.schema, open_cluster("edge-8"), 512)
     plain, parted = (

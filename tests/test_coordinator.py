@@ -54,7 +54,9 @@ class Plans:
 
 
 @pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "in-place"])
-def test_two_plans_wait_while_a_step_computes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinator_plans_ahead_up_to_the_queue_depth(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plans, at = Plans(), 10
     monkeypatch.setattr(coordinator, "send_all", plans.post)
     found: list[bool] = []
@@ -79,7 +81,7 @@ def test_two_plans_wait_while_a_step_computes(policy: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("policy", ["vanilla", "embroute(effort=200)", "in-place"])
-def test_a_worker_may_ask_for_the_end(policy: str, tmp_path: Path) -> None:
+def test_worker_stop_ends_all_ranks_at_the_same_step(policy: str, tmp_path: Path) -> None:
     asked, steps = 20, 400
     stream, settings = batches(3, steps), settings_of(policy, WORKERS)
     settings["checkpoint"] = str(tmp_path)
@@ -98,7 +100,7 @@ def test_a_worker_may_ask_for_the_end(policy: str, tmp_path: Path) -> None:
     assert step_of(saved) == trained
 
 
-def test_only_workers_ask_for_it() -> None:
+def test_shard_that_asks_for_the_end_is_refused() -> None:
     def main(rank: RankContext) -> None:
         model = new_model()
         optimizers = optimizers_of("sgd", model)

@@ -19,7 +19,7 @@ from embroute.policies.catalog import make_policy
 from embroute.simulate.simulation import Workload
 from embroute.transport.allreduce import CentralAllReduce, can_reduce, serve_allreduce
 from embroute.transport.inproc import InProcessChannel, InProcessNetwork
-from tests.test_crew import job
+from tests.test_embroute_policy import job
 
 CENTRE = "shard0"
 
@@ -58,7 +58,7 @@ def together(num_workers: int, own: Callable[[int, CentralAllReduce], object]) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("adds", [(True, True, True), (False, True, True), (False, False, False)])
-def test_sums_are_taken_in_the_order_of_workers(adds: Sequence[bool], dtype: torch.dtype) -> None:
+def test_central_all_reduce_adds_in_worker_order(adds: Sequence[bool], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(7)
     parts = torch.randn(5, 3, 40, generator=generator, dtype=dtype)
 
@@ -80,18 +80,18 @@ def test_sums_are_taken_in_the_order_of_workers(adds: Sequence[bool], dtype: tor
             assert torch.equal(flat, total)
 
 
-def test_workers_must_add_up_the_same() -> None:
+def test_central_all_reduce_refuses_different_sizes() -> None:
     with pytest.raises(RuntimeError, match="different things"):
         together(2, lambda i, sums: sums.sum(torch.zeros(3 + i)))
 
 
-def test_what_can_be_added_up() -> None:
+def test_central_all_reduce_accepts_float_tensors_in_memory() -> None:
     assert can_reduce(torch.zeros(1))
     assert not can_reduce(torch.zeros(1, dtype=torch.bfloat16))
     assert not can_reduce(torch.zeros(1, device="meta"))
 
 
-def test_where_the_shards_link_suffices() -> None:
+def test_first_shard_reduces_when_its_link_suffices() -> None:
     """Eight parts at 10 Gbit/s take less than one at 0.5, and more than one at 100 of 100."""
     edge, even = open_cluster("edge-8"), open_cluster("dc-8")
     assert reduces_at_shard(replace(edge, dense_bytes=1e9))
@@ -104,7 +104,7 @@ def test_where_the_shards_link_suffices() -> None:
     assert not reduces_at_shard(edge, with_rows=True)
 
 
-def test_links_carry_every_part_once_each_way() -> None:
+def test_central_all_reduce_bytes_cross_each_link_once() -> None:
     given: Workload = job("edge-4", 0.1)
     cluster = replace(given.setup.cluster, dense_bytes=1000.0)
     policy = make_policy("vanilla")
