@@ -241,12 +241,12 @@ def test_signal_ends_a_rank_that_waits_for_a_message() -> None:
     """A rank that waits for a message ends when it is asked to."""
     code = (
         "import socket, numpy as np\n"
-        "from embroute.transport.sockets import StreamChannel\n"
+        "from embroute.transport.sockets import SocketChannel\n"
         "ends = socket.socketpair()\n"
-        "channel = StreamChannel({'other': ends[0]})\n"
-        "channel.swap([], [])\n"
+        "channel = SocketChannel({'other': ends[0]})\n"
+        "channel.exchange([], [])\n"
         "print('waits', flush=True)\n"
-        "channel.swap([], [('other', np.zeros(1, np.uint8))])\n"
+        "channel.exchange([], [('other', np.zeros(1, np.uint8))])\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as waiting:
         assert waiting.stdout is not None
