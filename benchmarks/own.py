@@ -22,8 +22,8 @@ from embroute.planner.interfaces import Policy
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.embroute.dispatch import search_dispatch
+from embroute.policies.embroute.problem import SearchOptions
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
-from embroute.policies.embroute.search import SearchOptions
 from embroute.policies.evict.recency import stale_first
 from embroute.simulate.simulation import (
     Outcome,
@@ -133,7 +133,9 @@ def windows(name: str, source: Source) -> list[list[str]]:
     for ahead in WINDOWS:
         spent = []
         for effort in (A_BATCH * (ahead + 1), SearchOptions.effort):
-            search = SearchOptions(effort, ahead, largest_window=2**31, timed=False, free=False)
+            search = SearchOptions(
+                effort, ahead, max_window=2**31, minimize_time=False, free_quotas=False
+            )
             own = measure(
                 Policy("own", search_dispatch(search), on_demand_with_allreduce(), stale_first()),
                 edge,

@@ -7,25 +7,30 @@ import pytest
 
 from embroute.policies.embroute.anneal import (
     GUMBEL,
+    GroupSweep,
     Heat,
     Loads,
-    move_sample,
-    repair,
     samples_by_use,
-    swaps,
+    set_sample_costs,
     sweep_groups,
     sweep_samples,
-    weighed,
 )
+from embroute.policies.embroute.search import move_sample, repair, swap_round
 from embroute.policies.embroute.uses import (
+    AFTER,
     ALONE,
     CHUNK,
+    COSTS,
+    OWNER,
+    PRICE_CLASS,
     PULL,
     SHARE,
+    SIZE,
+    SUM,
+    TAIL,
     Nodes,
     Uses,
     collect_uses,
-    total,
 )
 
 ROWS, BATCH, BATCHES, FIELDS = 12, 10, 3, 4
@@ -60,6 +65,23 @@ def loads_of(uses: Uses, workers: int) -> Loads:
     return Loads(first, counts, np.tile(quota, (BATCHES, 1)), np.zeros(counts.shape, np.float32))
 
 
+def total(uses: Uses) -> float:
+    """Cost of the window with every sample where it is, by the table in `uses`."""
+    use_KF, price_PCV = uses.use_KF, uses.price_PCV
+    uses_K = np.arange(len(use_KF))
+    touched_KV = use_KF[:, COSTS + 2 * price_PCV.shape[2] :] > 0
+    alone_K, class_K, owner_K = use_KF[:, SIZE] == 1, use_KF[:, PRICE_CLASS], use_KF[:, OWNER]
+    price_KV = np.where(alone_K[:, None], price_PCV[ALONE, class_K], price_PCV[SHARE, class_K])
+    spared_KV = np.where(alone_K[:, None], price_PCV[ALONE, class_K], price_PCV[PULL, class_K])
+    owned_K = (owner_K >= 0) & touched_KV[uses_K, owner_K]
+    kept_K = alone_K & (use_KF[:, AFTER] < 0)
+    only_K = np.where(alone_K, use_KF[:, SUM], 0)
+    tail_K = uses.cost_KF[:, TAIL] * price_PCV[ALONE, class_K, only_K]
+    linear = uses.linear_SV[np.arange(len(uses.worker_S)), uses.worker_S].sum()
+    spared = spared_KV[uses_K, owner_K][owned_K].sum() + tail_K[kept_K].sum()
+    return float(linear + price_KV[touched_KV].sum() - spared)
+
+
 @pytest.mark.parametrize("workers", [2, 3, 8, 9])
 @pytest.mark.parametrize("seed", range(5))
 def test_predicted_cost_of_a_move_is_exact(seed: int, workers: int) -> None:
@@ -67,7 +89,8 @@ def test_predicted_cost_of_a_move_is_exact(seed: int, workers: int) -> None:
     for _ in range(100):
         s, goes = int(random.integers(len(uses.worker_S))), int(random.integers(workers))
         here, before = uses.worker_S[s], total(uses)
-        added = weighed(uses, s)
+        added = np.empty(uses.price_PCV.shape[2], np.float32)
+        set_sample_costs(uses, s, added)
         move_sample(uses, s, goes)
         assert total(uses) - before == pytest.approx(float(added[goes] - added[here]), abs=1e-3)
 
@@ -82,14 +105,15 @@ def test_cold_search_never_raises_the_cost_and_meets_quotas(workers: int) -> Non
         sweep_samples(uses, loads, t, heat)
     after = total(uses)
     assert after <= before + 1e-3
-    sweep_groups(uses, loads, groups, (0, 0, len(uses.use_KF) // BATCHES, 16, 500), heat)
+    sweep = GroupSweep(0, 0, len(uses.use_KF) // BATCHES, max_size=16, max_lookups=500)
+    sweep_groups(uses, loads, groups, sweep, heat)
     assert total(uses) <= after + 1e-3
     dealt = uses.worker_S.reshape(BATCHES, BATCH)
     assert loads.load_TW[0].tolist() == np.bincount(dealt[0], minlength=workers).tolist()
     repair(uses, loads, 0)
     assert loads.load_TW[0].tolist() == loads.quota_TW[0].tolist()
     repaired = total(uses)
-    swaps(uses, loads, 0)
+    swap_round(uses, loads, 0)
     assert total(uses) <= repaired + 1e-3
     assert np.bincount(dealt[0], minlength=workers).tolist() == loads.quota_TW[0].tolist()
 

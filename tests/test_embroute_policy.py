@@ -22,8 +22,7 @@ from embroute.planner.plan_stream import pick_candidate, plans, start
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.embroute import active_workers, dispatch
-from embroute.policies.embroute.anneal import move_sample, refit
-from embroute.policies.embroute.predicted_traffic import (
+from embroute.policies.embroute.forecast import (
     PULL_BYTES,
     PUSH_BYTES,
     RowCounts,
@@ -32,12 +31,12 @@ from embroute.policies.embroute.predicted_traffic import (
     spill_overflow,
     touch_matrix,
 )
-from embroute.policies.embroute.quota_solver import CostCurves, solve_quotas
-from embroute.policies.embroute.quotas import clip_shares
-from embroute.policies.embroute.search import SearchOptions, paced
-from embroute.policies.embroute.uses import NEW_USE, USE_KINDS, Nodes, total
+from embroute.policies.embroute.problem import SearchOptions, pace_effort
+from embroute.policies.embroute.quotas import CostCurves, clip_shares, solve_quotas
+from embroute.policies.embroute.search import move_sample, refit
+from embroute.policies.embroute.uses import UNTRAINED_USE, USE_KINDS, Nodes
 from embroute.simulate.simulation import Workload, measure_named, simulate
-from tests.test_anneal import BATCH, BATCHES, loads_of, window
+from tests.test_anneal import BATCH, BATCHES, loads_of, total, window
 
 SOURCE, KAGGLE = open_source("online-retail"), open_source("criteo-kaggle")
 
@@ -60,7 +59,7 @@ def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F
     out = np.zeros((max(batch) + 1, workers, 2, NUM_PHASES))
     left: list[int] = []
     for n, (used, t) in enumerate(zip(sets, batch, strict=True)):
-        before, kind = int(nodes.before_N[n]), int(nodes.arena_N[n])
+        before, kind = int(nodes.before_N[n]), int(nodes.class_N[n])
         owner = left[before] if before >= 0 else int(nodes.owner_N[n])
         pull, push = (LATE if kind >= 2 else EARLY), (URGENT if kind % 2 else EARLY)
         alone = len(used) == 1
@@ -70,7 +69,7 @@ def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F
         if owner >= 0:
             out[t, owner, PUSH_BYTES, URGENT if kind >= 2 else EARLY] += record[VALUE_STATE, 0]
         for w in used:
-            pulls = kind < NEW_USE and w != owner
+            pulls = kind < UNTRAINED_USE and w != owner
             out[t, w, PULL_BYTES, pull] += pulls * record[VALUE_STATE if alone else VALUE, 0]
             out[t, w, PUSH_BYTES, push] += 0 if alone else record[GRADIENT, 0]
     return out
@@ -93,8 +92,8 @@ def test_predicted_traffic_of_a_window_equals_the_rules(seed: int) -> None:
     before = np.arange(count, dtype=np.int32) - rows
     before[before < 0] = -1
     owner = random.integers(-1, workers, count).astype(np.int32)
-    kind = random.integers(0, NEW_USE, count).astype(np.uint8)
-    kind[:2], owner[:2] = [NEW_USE, NEW_USE + 1], -1  # nobody has used these before
+    kind = random.integers(0, UNTRAINED_USE, count).astype(np.uint8)
+    kind[:2], owner[:2] = [UNTRAINED_USE, UNTRAINED_USE + 1], -1  # nobody has used these before
     nodes = Nodes(before, owner, kind, np.zeros(count, np.float32))
     lookups = [random.choice(workers, random.integers(1, 4), replace=False) for _ in range(count)]
     node_L = np.repeat(np.arange(count), [len(used) for used in lookups]).astype(np.int32)
@@ -209,7 +208,7 @@ def test_warm_start_chooses_the_fastest_candidate() -> None:
     """Each crew on the first batches; those that compute too long, or fall far behind, not to the
     end."""
     given = job("edge-4", 0.01)
-    stream, tried = list(given.batches())[: active_workers.REHEARSED], []
+    stream, tried = list(given.batches())[: active_workers.WARM_START_STEPS], []
     rehearsal = make_policy("embroute(effort=300)").dispatch.warm_start
     assert rehearsal is not None
     ways = rehearsal.candidates(given.setup, 256)
@@ -223,7 +222,7 @@ def test_warm_start_chooses_the_fastest_candidate() -> None:
         return way._replace(trial=replace(way.trial, choose=choose))
 
     watching = WarmStart(
-        active_workers.REHEARSED, lambda setup, samples: [watched(way) for way in ways]
+        active_workers.WARM_START_STEPS, lambda setup, samples: [watched(way) for way in ways]
     )
     policy = make_policy("embroute(effort=300)")
     chosen = pick_candidate(policy, watching, stream, given.setup).dispatch
@@ -249,23 +248,23 @@ def test_warm_start_chooses_the_fastest_candidate() -> None:
 
 def test_warm_start_skips_candidates_that_compute_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step, at which the crew that was chosen deals its window."""
-    steps, dealt = [], active_workers._try
+    steps, dealt = [], active_workers._try_workers
 
     def spied(view: DispatchContext, *given: object, **named: object) -> object:
         steps.append(view.window.step)
         return dealt(view, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(active_workers, "_try", spied)
+    monkeypatch.setattr(active_workers, "_try_workers", spied)
     samples("embroute", job("edge-4", 2.0))
     assert set(steps) == {0}
 
 
 def test_warm_start_gives_up_slow_candidates() -> None:
-    assert not active_workers._hopeless([20.0], 3, 10.0)  # shares were not corrected yet
-    assert not active_workers._hopeless([30.0, 20.0], 2, 10.0)
-    assert active_workers._hopeless([30.0, 20.0, 18.0], 1, 10.0)
-    assert not active_workers._hopeless([20.0, 9.0, 12.0], 1, 10.0)
-    assert not active_workers._hopeless([20.0, 20.0], 0, np.inf)
+    assert not active_workers._is_hopeless([20.0], 3, 10.0)  # shares were not corrected yet
+    assert not active_workers._is_hopeless([30.0, 20.0], 2, 10.0)
+    assert active_workers._is_hopeless([30.0, 20.0, 18.0], 1, 10.0)
+    assert not active_workers._is_hopeless([20.0, 9.0, 12.0], 1, 10.0)
+    assert not active_workers._is_hopeless([20.0, 20.0], 0, np.inf)
 
 
 def test_slow_machines_get_fewer_samples() -> None:
@@ -313,8 +312,8 @@ def test_auto_effort_follows_the_step_time() -> None:
     given = SearchOptions(paced=True)
     for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, SearchOptions.effort)):
         known = memory._replace(took_1=np.array([took], np.float32))
-        assert paced(given, known, 256).effort == effort
-        assert paced(SearchOptions(), known, 256).effort == SearchOptions.effort
+        assert pace_effort(given, known, 256).effort == effort
+        assert pace_effort(SearchOptions(), known, 256).effort == SearchOptions.effort
     steps = [
         list(simulate(make_policy("embroute(effort=auto)"), job("edge-4", 0.05))) for _ in "ab"
     ]
@@ -336,13 +335,13 @@ def test_small_caches_keep_quotas_within_their_ranges(
     cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a step as it is dealt does not fit, it is dealt otherwise, in the same ranges."""
-    asked, plain = [], dispatch._plain
+    asked, plain = [], dispatch._fallbacks
 
     def spied(view: DispatchContext, search: SearchOptions, quotas_W: I64) -> Iterator[I32]:
         asked.append(view.window.step)
         return plain(view, search, quotas_W)
 
-    monkeypatch.setattr(dispatch, "_plain", spied)
+    monkeypatch.setattr(dispatch, "_fallbacks", spied)
     given = job("edge-4", 0.0)
     given = replace(given, setup=replace(given.setup, cache=Size(cache, "rows")))
     steps = simulate(make_policy("embroute(floor=0+0.3+0+0, ceiling=0.2+1+1+1)"), given)

@@ -23,8 +23,8 @@ from embroute.policies.dispatch.block import block, robin
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.dispatch.herald import herald
 from embroute.policies.embroute.dispatch import search_dispatch
+from embroute.policies.embroute.problem import SearchOptions
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
-from embroute.policies.embroute.search import SearchOptions
 from embroute.policies.evict.clairvoyant import clairvoyant
 from embroute.policies.evict.recency import lfu, light_lfu, lru, stale_first
 from embroute.policies.regroup.hot_cold import SwapSchedule, regroup
@@ -186,14 +186,14 @@ def _embroute(options: Options) -> Policy:
         raise ValueError("embroute: effort=auto follows the time of a step, got objective=cost")
     makes = _makes(options, "made")
     search = SearchOptions(
-        most,
-        ahead,
-        paced,
-        timed=objective == "time",
-        free=quotas == "free",
+        effort=most,
+        ahead=ahead,
+        paced=paced,
+        minimize_time=objective == "time",
+        free_quotas=quotas == "free",
         floor=floor,
         ceiling=ceiling,
-        makes=makes,
+        local_init=makes,
     )
     return Policy(
         "embroute", search_dispatch(search), on_demand_with_allreduce(makes), stale_first()

@@ -1,10 +1,9 @@
-"""Which workers take part: the crew whose steps are shortest, judged on the window's batches.
+"""Choose the active workers: the ones whose steps are shortest, judged on the window's batches.
 
-On uneven links, or where little is computed, fewer workers split fewer rows and can be faster.
-A run begins with the crew that did best when its first batches were rehearsed. Later, from time
-to time, the window is dealt to each of a few crews, what its batches would move is foretold, and
-the best crew goes on. The first half of the window pays for rows that have to change
-places, so the second half is what counts.
+On uneven links, or with little compute, fewer workers share fewer rows and can be faster. A run
+starts with the workers that were best when the first batches were simulated. Later comparisons
+dispatch the window to each of a few subsets, forecast its steps, and keep the best subset. The
+first half of the window pays for rows that change their worker, so the second half counts.
 """
 
 from __future__ import annotations
@@ -20,39 +19,48 @@ from embroute.kernels.array_types import F32, I32, I64
 from embroute.planner.interfaces import DispatchContext
 from embroute.planner.setup import Setup
 from embroute.planner.state import SearchState, first_shares
-from embroute.policies.embroute.anneal import refit
 from embroute.policies.embroute.forecast import forecast_steps, mean_step_s
-from embroute.policies.embroute.quotas import balance_shares, clip_shares, samples_that_fit
-from embroute.policies.embroute.row_allreduce import learn_pace
-from embroute.policies.embroute.search import (
-    REFITS,
+from embroute.policies.embroute.problem import (
     SearchOptions,
     WindowProblem,
     build_problem,
-    improve,
-    next_state,
     prices,
-    weights,
+    second_weights,
+)
+from embroute.policies.embroute.quotas import balance_shares, clip_shares, samples_that_fit
+from embroute.policies.embroute.row_allreduce import learn_pace
+from embroute.policies.embroute.search import (
+    COLD_NOISE,
+    HOT_NOISE,
+    REFIT_ROUNDS,
+    anneal_window,
+    next_state,
+    refit,
 )
 
-REHEARSED = 40  # steps on which crews are tried before the first
-EFFORT = 1400  # of each round in which a crew is tried, at most
-ROUNDS = 4  # of dealing the window and correcting shares; twice as many before the first step
-BETTER = 0.96  # what a change of crew must promise
-NO_LOSS = 1.01  # and one that only leaves out workers with less than a
-VESTIGE = 0.06  # part of the samples
-FEWEST = 0.2  # of an equal share, for every worker of a new crew; with less it is a smaller one
-HASH_GROUPS = 251  # in which rows are told apart
+WARM_START_STEPS = 40  # on which subsets are simulated before the first step
+TRIAL_EFFORT = 1400  # of each round of a trial, at most
+TRIAL_ROUNDS = 4  # of dispatching the window and correcting shares; twice as many at first
+# A change must promise this share of the present step time. Forecasts are no better than that: a
+# large subset takes longer to settle than a trial lasts.
+CHANGE_LIMIT = 0.96
+# A subset that leaves out only workers with less than this share of the samples may be a little
+# slower: such workers hardly help, but the others wait for them.
+SHRINK_LIMIT, SMALL_SHARE = 1.01, 0.06
+MIN_SHARE = 0.2  # of an equal share, for every worker of a new subset; else a smaller one is meant
+HASH_GROUPS = 251  # of rows, to let a part of them follow
 ROUNDING = 1e-5  # of sums of shares
 
 
-def is_comparison_due(context: DispatchContext, search: SearchOptions) -> bool:
-    """Whether crews are compared: after 1, 2, 4, ... half windows, beyond what was rehearsed."""
-    if not (search.free and search.changes) or context.window.step < REHEARSED:
+def is_comparison_due(context: DispatchContext, options: SearchOptions) -> bool:
+    """Whether to compare subsets: after 1, 2, 4, ... half windows, but after the warm start."""
+    changes = options.free_quotas and options.change_workers
+    if not changes or context.window.step < WARM_START_STEPS:
         return False
-    halves, rest = divmod(context.window.step, max(1, (search.ahead + 1) // 2))
+    halves, rest = divmod(context.window.step, max(1, (options.ahead + 1) // 2))
     least_W, most_W = context.state.memory.range_2W
-    return bool((least_W != most_W).any()) and not rest and not halves & (halves - 1)
+    is_power_of_two = not halves & (halves - 1)
+    return bool((least_W != most_W).any()) and not rest and is_power_of_two
 
 
 def worker_subsets(setup: Setup) -> list[I64]:
@@ -63,118 +71,129 @@ def worker_subsets(setup: Setup) -> list[I64]:
     return [order[:size] for size in sorted(sizes, reverse=True) if size <= count]
 
 
-def _moved(context: DispatchContext, memory: SearchState) -> Callable[[I32, I64], I32]:
-    """Who would own rows once a crew has taken over: its members, as far as their caches have room.
+def _owners_after_change(
+    context: DispatchContext, memory: SearchState
+) -> Callable[[I32, I64], I32]:
+    """Owners of rows after active workers have taken over, as far as their caches have room.
 
-    What it costs to bring them there is soon forgotten, and would hide that a crew is faster.
+    The cost of moving these rows is paid once. In a short trial it would hide that a subset is
+    faster.
     """
-    takes_W = memory.range_2W[1] > 0
+    active_W = memory.range_2W[1] > 0
     caches = context.state.caches
     used_W, room_W = caches.used_WA.sum(1), (caches.capacity_WA - caches.used_WA).sum(1)
-    crew, left = np.flatnonzero(takes_W), max(1, int(used_W[~takes_W].sum()))
-    fits = min(1.0, float(room_W[takes_W].sum()) / left)
+    active, orphans = np.flatnonzero(active_W), max(1, int(used_W[~active_W].sum()))
+    share = min(1.0, float(room_W[active_W].sum()) / orphans)
 
-    def moved(owner_N: I32, rows_N: I64) -> I32:
-        heir_N = crew[rows_N % len(crew)]
-        fits_N = rows_N // len(crew) % HASH_GROUPS < fits * HASH_GROUPS
-        away_N = (owner_N >= 0) & ~takes_W[owner_N]
-        return np.where(away_N, np.where(fits_N, heir_N, -1), owner_N).astype(np.int32)
+    def owners(owner_N: I32, rows_N: I64) -> I32:
+        # The remainder chooses the heir. The quotient is independent of it, and chooses which rows
+        # find room.
+        heir_N = active[rows_N % len(active)]
+        fits_N = rows_N // len(active) % HASH_GROUPS < share * HASH_GROUPS
+        orphan_N = (owner_N >= 0) & ~active_W[owner_N]
+        return np.where(orphan_N, np.where(fits_N, heir_N, -1), owner_N).astype(np.int32)
 
-    return moved
+    return owners
 
 
-def _hopeless(found: list[float], left: int, limit: float) -> bool:
-    """Whether a crew stays above a limit, should it go on to gain what its last round gained."""
-    if len(found) < 2 or not np.isfinite(limit):
+def _is_hopeless(round_s: list[float], rounds_left: int, limit: float) -> bool:
+    """Whether a trial will miss a limit if each round gains as much as the last one did."""
+    if len(round_s) < 2 or not np.isfinite(limit):
         return False
-    gain = max(0.0, found[-2] - found[-1])
-    return min(found) - left * gain > limit
+    gain = max(0.0, round_s[-2] - round_s[-1])
+    return min(round_s) - rounds_left * gain > limit
 
 
 class Trial(NamedTuple):
-    """What a step of a crew takes at best, and how."""
+    """The best step time of a subset, and the state that reached it."""
 
     time_s: float
     memory: SearchState
 
 
-def _try(
-    context: DispatchContext, memory: SearchState, search: SearchOptions, limit: float = np.inf
-) -> Trial:
-    """Deal the window and correct shares, several times.
-
-    `limit`: a crew that will not reach it is given up.
-    """
-    setup, capacity_WA = context.state.setup, context.state.caches.capacity_WA
-    search = replace(search, effort=min(search.effort, EFFORT))
-    best = Trial(np.inf, memory)
-    memory = memory._replace(
+def _learning_copy(memory: SearchState) -> SearchState:
+    """A state that a trial may change; step time and pace are learnt anew."""
+    return memory._replace(
         share_W=memory.share_W.copy(),
         weight_PW=memory.weight_PW.copy(),
         took_1=np.zeros_like(memory.took_1),
         pace_2=np.zeros_like(memory.pace_2),
     )
-    rounds, seen = ROUNDS if context.window.step else 2 * ROUNDS, list[float]()
-    moved = _moved(context, memory)
+
+
+def _try_workers(
+    context: DispatchContext, memory: SearchState, options: SearchOptions, limit: float = np.inf
+) -> Trial:
+    """Dispatch the window and correct shares, several times.
+
+    `limit`: a trial that will not reach this step time stops early.
+    """
+    setup, capacity_WA = context.state.setup, context.state.caches.capacity_WA
+    options = replace(options, effort=min(options.effort, TRIAL_EFFORT))
+    best = Trial(np.inf, memory)
+    memory = _learning_copy(memory)
+    rounds, round_s = TRIAL_ROUNDS if context.window.step else 2 * TRIAL_ROUNDS, list[float]()
+    owners = _owners_after_change(context, memory)
     for turn in range(rounds):
-        price_PAV = prices(setup, weights(memory, search, setup.num_workers))
-        if not price_PAV.any():
+        price_PCV = prices(setup, second_weights(memory, setup.num_workers))
+        if not price_PCV.any():
             return Trial(0.0, memory)
-        dealt = build_problem(context, memory, search, price_PAV, moved)
-        cooler = search.hot * (search.cold / search.hot) ** (turn / rounds)
-        improve(dealt, replace(search, hot=cooler), context.window.step)
-        price_TW = dealt.loads.price_TW.copy()
-        for t in range(len(dealt.entries)):
-            refit(dealt.uses, dealt.loads, t, REFITS)
-        dealt.loads.price_TW[:] = price_TW  # as sweeps found them, not as the last sample paid
-        told = forecast_steps(dealt, setup, capacity_WA)
-        half = len(told.times) // 2
-        memory = _again(dealt, memory)
-        seen.append(mean_step_s(told.times))
-        if seen[-1] < best.time_s and (told.rows_TWA[half:] <= capacity_WA).all():
+        problem = build_problem(context, memory, options, price_PCV, owners)
+        hot_noise = HOT_NOISE * (COLD_NOISE / HOT_NOISE) ** (turn / rounds)
+        anneal_window(problem, options, context.window.step, hot_noise)
+        _refit_all(problem)
+        forecast = forecast_steps(problem, setup, capacity_WA)
+        half = len(forecast.times) // 2
+        memory = _same_window_again(problem, memory)
+        round_s.append(mean_step_s(forecast.times))
+        if round_s[-1] < best.time_s and (forecast.rows_TWA[half:] <= capacity_WA).all():
             learnt = ("share_W", "weight_PW", "pace_2")
             copies = {name: getattr(memory, name).copy() for name in learnt}
-            best = Trial(seen[-1], memory._replace(**copies))
-        if _hopeless(seen, rounds - 1 - turn, limit):
+            best = Trial(round_s[-1], memory._replace(**copies))
+        if _is_hopeless(round_s, rounds - 1 - turn, limit):
             break
-        for t in range(half, len(told.times)):
-            samples_W = dealt.loads.load_TW[t].astype(np.int64)
-            fits_W = samples_that_fit(told.rows_TWA[t], capacity_WA, samples_W)
-            balance_shares(told.times[t], samples_W, memory, fits_W)
-            learn_pace(memory, told.times[t], dealt.reduced[t])
+        for t in range(half, len(forecast.times)):
+            samples_W = problem.loads.load_TW[t].astype(np.int64)
+            fits_W = samples_that_fit(forecast.rows_TWA[t], capacity_WA, samples_W)
+            balance_shares(forecast.times[t], samples_W, memory, fits_W)
+            learn_pace(memory, forecast.times[t], problem.reduced[t])
     return best
 
 
-def _again(dealt: WindowProblem, memory: SearchState) -> SearchState:
-    """An outlook from which the same window is dealt again as it is dealt now."""
-    kept = next_state(dealt, memory)
-    ahead_TS = np.concatenate([_now(dealt, kept.ahead_TS), kept.ahead_TS[:-1]])
+def _refit_all(problem: WindowProblem) -> None:
+    """Bring all batches to their quotas; prices stay as the sweeps left them."""
+    price_TW = problem.loads.price_TW.copy()
+    for t in range(len(problem.entries)):
+        refit(problem.uses, problem.loads, t, REFIT_ROUNDS)
+    problem.loads.price_TW[:] = price_TW
+
+
+def _same_window_again(problem: WindowProblem, memory: SearchState) -> SearchState:
+    """A state from which the next round starts with this round's dispatch of the same window."""
+    kept = next_state(problem, memory)
+    # `next_state` begins with the next batch; the current one is put in front of it.
+    now_1S = np.full((1, kept.ahead_TS.shape[1]), -1, np.int32)
+    worker_S = problem.uses.worker_S[: problem.loads.first_T[1]]
+    now_1S[0, : len(worker_S)] = worker_S[: now_1S.shape[1]]
+    ahead_TS = np.concatenate([now_1S, kept.ahead_TS[:-1]])
     return memory._replace(ahead_TS=ahead_TS, price_TW=kept.price_TW)
 
 
-def _now(dealt: WindowProblem, ahead_TS: I32) -> I32:
-    """The current batch as it is dealt, as one that is ahead."""
-    now_1S = np.full((1, ahead_TS.shape[1]), -1, np.int32)
-    worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]]
-    now_1S[0, : len(worker_S)] = worker_S[: ahead_TS.shape[1]]
-    return now_1S
-
-
-def share_ranges(search: SearchOptions, crew: I64, num_workers: int) -> F32:
-    """Least and most share of each worker; none for those outside a crew."""
+def share_ranges(options: SearchOptions, active: I64, num_workers: int) -> F32:
+    """Least and largest share of each worker; none for inactive workers."""
     range_2W = np.zeros((2, num_workers), np.float32)
-    for i, given in enumerate((search.floor, search.ceiling)):
-        range_2W[i, crew] = np.broadcast_to(np.array(given, np.float32), (num_workers,))[crew]
+    for i, limits in enumerate((options.floor, options.ceiling)):
+        range_2W[i, active] = np.broadcast_to(np.array(limits, np.float32), (num_workers,))[active]
     return range_2W
 
 
-def check_ranges(search: SearchOptions, num_workers: int) -> None:
-    """Whether floors and ceilings leave a choice."""
-    for name, given in (("floor", search.floor), ("ceiling", search.ceiling)):
-        if len(given) not in (1, num_workers):
-            listed = f"{len(given)} workers, the cluster has {num_workers}"
-            raise ValueError(f"embroute: {name} names {listed}")
-    least_W, most_W = share_ranges(search, np.arange(num_workers), num_workers)
+def check_ranges(options: SearchOptions, num_workers: int) -> None:
+    """Refuse floors and ceilings that no shares can keep."""
+    for name, limits in (("floor", options.floor), ("ceiling", options.ceiling)):
+        if len(limits) not in (1, num_workers):
+            counts = f"{len(limits)} workers, the cluster has {num_workers}"
+            raise ValueError(f"embroute: {name} names {counts}")
+    least_W, most_W = share_ranges(options, np.arange(num_workers), num_workers)
     if (least_W > most_W).any():
         w = int(np.argmax(least_W > most_W))
         raise ValueError(
@@ -188,9 +207,11 @@ def check_ranges(search: SearchOptions, num_workers: int) -> None:
         )
 
 
-def _joined(memory: SearchState, crew: I64, search: SearchOptions, setup: Setup) -> SearchState:
-    """An outlook in which only a crew takes part; what is known of the present one stays."""
-    range_2W = share_ranges(search, crew, setup.num_workers)
+def _with_active(
+    memory: SearchState, active: I64, options: SearchOptions, setup: Setup
+) -> SearchState:
+    """A state in which only some workers are active; the present ones keep what was learnt."""
+    range_2W = share_ranges(options, active, setup.num_workers)
     if ((memory.range_2W[1] > 0) == (range_2W[1] > 0)).all():
         return memory._replace(share_W=clip_shares(memory.share_W, range_2W), range_2W=range_2W)
     share_W = np.where(range_2W[1] > 0, first_shares(setup), 0)
@@ -202,71 +223,67 @@ def _joined(memory: SearchState, crew: I64, search: SearchOptions, setup: Setup)
     )
 
 
-def is_possible(crew: I64, search: SearchOptions, setup: Setup) -> bool:
-    """Whether a crew may take the whole batch, and no other worker has to take part."""
-    everyone_2W = share_ranges(search, np.arange(setup.num_workers), setup.num_workers)
-    range_2W = share_ranges(search, crew, setup.num_workers)
-    return bool(range_2W[0].sum() == everyone_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
+def is_possible(active: I64, options: SearchOptions, setup: Setup) -> bool:
+    """Whether a subset may take the whole batch, and no floor demands another worker."""
+    all_2W = share_ranges(options, np.arange(setup.num_workers), setup.num_workers)
+    range_2W = share_ranges(options, active, setup.num_workers)
+    return bool(range_2W[0].sum() == all_2W[0].sum() and range_2W[1].sum() >= 1 - ROUNDING)
 
 
-def _needed(memory: SearchState, crew: I64) -> float:
-    """What a crew must promise, of the present one's time.
-
-    A large crew takes longer to settle than is tried here, so a change must be worth something;
-    but workers that hardly get samples only make the others wait.
-    """
-    leaves = 1 - float(memory.share_W[crew].sum())
-    if len(crew) < int((memory.range_2W[1] > 0).sum()) and leaves < VESTIGE:
-        return NO_LOSS
-    return BETTER
+def _change_limit(memory: SearchState, active: I64) -> float:
+    """The share of the present step time that a subset must promise."""
+    share_left_out = 1 - float(memory.share_W[active].sum())
+    if len(active) < int((memory.range_2W[1] > 0).sum()) and share_left_out < SMALL_SHARE:
+        return SHRINK_LIMIT
+    return CHANGE_LIMIT
 
 
-def least_step_s(crew: I64, batch: int, setup: Setup) -> float:
-    """Seconds of a crew's step if no row moved: compute, and the dense gradients' all-reduce."""
-    speed = float((1 / np.maximum(setup.cluster.compute_s_W[crew], 1e-12)).sum())
+def least_step_s(active: I64, batch: int, setup: Setup) -> float:
+    """Seconds of a step if no row moved: compute, and the dense gradients' all-reduce."""
+    speed = float((1 / np.maximum(setup.cluster.compute_s_W[active], 1e-12)).sum())
     return batch / speed + allreduce_seconds(setup.cluster.dense_bytes, setup.cluster, False)
 
 
-def _rivals(context: DispatchContext, search: SearchOptions, present: I64) -> list[I64]:
-    """Other crews that may take over, as far as what they compute does not forbid it."""
-    setup, took = context.state.setup, float(context.state.memory.took_1[0]) or np.inf
+def _rivals(context: DispatchContext, options: SearchOptions, present: I64) -> list[I64]:
+    """Other subsets that may take over, if their compute alone is not too long."""
+    setup, step_s = context.state.setup, float(context.state.memory.took_1[0]) or np.inf
     batch = len(context.window.now.batch)
     return [
-        crew
-        for crew in worker_subsets(setup)
-        if len(crew) != len(present)
-        and is_possible(crew, search, setup)
-        and least_step_s(crew, batch, setup) < NO_LOSS * took
+        active
+        for active in worker_subsets(setup)
+        if len(active) != len(present)
+        and is_possible(active, options, setup)
+        and least_step_s(active, batch, setup) < SHRINK_LIMIT * step_s
     ]
 
 
-def choose_first_workers(context: DispatchContext, search: SearchOptions) -> SearchState:
-    """The outlook of the crew with which a run begins, its window dealt."""
+def choose_first_workers(context: DispatchContext, options: SearchOptions) -> SearchState:
+    """The state with which a run starts: its active workers, with the window dispatched."""
     memory, setup = context.state.memory, context.state.setup
-    joined = _joined(memory, np.array(search.crew, np.int64), search, setup)
-    if not search.changes:
-        return joined
-    return _try(context, joined, search).memory._replace(took_1=memory.took_1)
+    start = _with_active(memory, np.array(options.initial_workers, np.int64), options, setup)
+    if not options.change_workers:
+        return start
+    return _try_workers(context, start, options).memory._replace(took_1=memory.took_1)
 
 
-def choose_workers_again(context: DispatchContext, search: SearchOptions) -> SearchState:
-    """The outlook of the best crew; the present one stays unless another is clearly better."""
+def choose_workers_again(context: DispatchContext, options: SearchOptions) -> SearchState:
+    """The state of the best subset; the present one stays unless another is clearly better."""
     memory, setup = context.state.memory, context.state.setup
     present = np.flatnonzero(memory.range_2W[1] > 0)
-    best = _joined(memory, present, search, setup)
-    rivals = _rivals(context, search, present)
+    best = _with_active(memory, present, options, setup)
+    rivals = _rivals(context, options, present)
     if not rivals:
         return best
-    trial = _try(context, best, search)
-    took = float(memory.took_1[0]) or np.inf
+    present_trial = _try_workers(context, best, options)
+    step_s = float(memory.took_1[0]) or np.inf
     batch, least = len(context.window.now.batch), 1.0
-    for crew in rivals:
-        limit = min(took, trial.time_s) * _needed(trial.memory, crew)
-        if least_step_s(crew, batch, setup) >= limit:
+    for active in rivals:
+        limit = min(step_s, present_trial.time_s) * _change_limit(present_trial.memory, active)
+        if least_step_s(active, batch, setup) >= limit:
             continue
-        found = _try(context, _joined(memory, crew, search, setup), search, limit)
-        promise, share = found.time_s / limit, found.memory.share_W[crew].min()
-        if promise < least and share >= FEWEST / setup.num_workers:
-            taken = np.full(1, found.time_s, np.float32)
-            least, best = promise, found.memory._replace(took_1=taken)
+        trial = _try_workers(context, _with_active(memory, active, options, setup), options, limit)
+        promise, share = trial.time_s / limit, trial.memory.share_W[active].min()
+        if promise < least and share >= MIN_SHARE / setup.num_workers:
+            time_1 = np.full(1, trial.time_s, np.float32)
+            least, best = promise, trial.memory._replace(took_1=time_1)
     return best

@@ -1,9 +1,9 @@
-"""Sharing-aware dispatch: the cost of sets of rows per worker, over a window of batches.
+"""Sharing-aware dispatch: costs of sets of workers per row, over a window of batches.
 
 ESD and Herald price each sample by itself. Here a transfer is paid once per worker and row, a row
-that several workers touch in one step is paid by all of them, and the uses of a row in the next
-batches count. Batches are dealt when they enter the window and improved in every step until their
-own; so the effort of several steps goes into each (docs/policy.md).
+that several workers touch in one step is paid by all of them, and uses of a row in the next batches
+count. A batch is dispatched when it enters the window and improved in every step until its own, so
+that the effort of several steps goes into each batch (docs/policy.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from embroute.planner.state import SearchState, State
 from embroute.policies.dispatch.block import block
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.embroute.active_workers import (
-    REHEARSED,
+    WARM_START_STEPS,
     check_ranges,
     choose_first_workers,
     choose_workers_again,
@@ -35,25 +35,23 @@ from embroute.policies.embroute.active_workers import (
     share_ranges,
     worker_subsets,
 )
-from embroute.policies.embroute.quotas import balance_shares, clip_shares, samples_that_fit
-from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
-from embroute.policies.embroute.search import (
+from embroute.policies.embroute.problem import (
     SearchOptions,
     WindowProblem,
     build_problem,
-    enforce_quotas,
-    improve,
-    next_state,
-    paced,
+    pace_effort,
     prices,
-    weights,
+    second_weights,
 )
+from embroute.policies.embroute.quotas import balance_shares, clip_shares, samples_that_fit
+from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
+from embroute.policies.embroute.search import anneal_window, enforce_quotas, next_state
 
-TRIED = 300  # effort with which crews are tried before the first step
+WARM_START_EFFORT = 300  # with which subsets of workers are simulated before the first step
 
 
-def _excess(context: DispatchContext, worker_S: I32) -> int:
-    """Rows by which a dispatch exceeds the caches, at the worker and arena where it is most."""
+def _overflow(context: DispatchContext, worker_S: I32) -> int:
+    """Rows by which a dispatch exceeds the fullest cache; negative if all caches have room."""
     now, state = context.window.now, context.state
     offsets = np.ascontiguousarray(now.batch.sample_offsets)
     lookups = Lookups(now.unique_of_lookup, offsets)
@@ -63,30 +61,32 @@ def _excess(context: DispatchContext, worker_S: I32) -> int:
     return int((rows_WA - capacity_WA).max())
 
 
-def _plain(context: DispatchContext, search: SearchOptions, quotas_W: I64) -> Iterator[I32]:
-    """Dealings that spread rows more: with the same quotas, then with all workers' alike.
+def _fallbacks(context: DispatchContext, options: SearchOptions, quotas_W: I64) -> Iterator[I32]:
+    """Dispatches that spread rows more: with the same quotas, then with equal ones.
 
-    Shares, floors and ceilings that a user names are kept; a crew is not.
+    Shares, floors and ceilings of the user are kept; the choice of active workers is not.
     """
     quotas = [quotas_W]
-    if search.free and not context.state.setup.shares:
+    if options.free_quotas and not context.state.setup.shares:
         workers = len(quotas_W)
-        range_2W = share_ranges(search, np.arange(workers), workers)
+        range_2W = share_ranges(options, np.arange(workers), workers)
         share_W = clip_shares(np.full(workers, 1 / workers, np.float32), range_2W)
         quotas.append(divide(share_W, len(context.window.now.batch)))
     for quotas_W in quotas:
-        same = replace(context, quotas_W=quotas_W)
-        yield esd().choose(same).worker_S
-        yield block().choose(same).worker_S
+        quota_context = replace(context, quotas_W=quotas_W)
+        yield esd().choose(quota_context).worker_S
+        yield block().choose(quota_context).worker_S
 
 
-def _fits(context: DispatchContext, search: SearchOptions, dealt: WindowProblem) -> I32:
-    """The current batch as it is dealt, unless a cache cannot hold the rows of the step."""
-    worker_S = dealt.uses.worker_S[: dealt.loads.first_T[1]].copy()
-    if _excess(context, worker_S) <= 0:
+def _dispatch_that_fits(
+    context: DispatchContext, options: SearchOptions, problem: WindowProblem
+) -> I32:
+    """The dispatch of the current batch; a fallback if a cache cannot hold the rows of the step."""
+    worker_S = problem.uses.worker_S[: problem.loads.first_T[1]].copy()
+    if _overflow(context, worker_S) <= 0:
         return worker_S
-    others = _plain(context, search, dealt.loads.quota_TW[0].astype(np.int64))
-    return min(others, key=lambda dealt_S: max(0, _excess(context, dealt_S)))
+    fallbacks = _fallbacks(context, options, problem.loads.quota_TW[0].astype(np.int64))
+    return min(fallbacks, key=lambda fallback_S: max(0, _overflow(context, fallback_S)))
 
 
 def learn_from_step(state: State, plan: Plan) -> None:
@@ -109,56 +109,60 @@ def learn_from_step(state: State, plan: Plan) -> None:
     learn_affinity(state.memory.affinity_NW, number_R, plan.touches, plan.rows.rows_U)
 
 
-def search_dispatch(given: SearchOptions) -> Dispatch:
-    """Minimise the transfers of all batches of the window, what workers share counted once."""
+def search_dispatch(options: SearchOptions) -> Dispatch:
+    """Minimise the transfers of all batches of the window, counting shared rows once."""
 
     def choose(context: DispatchContext) -> Assignment:
-        memory, setup = context.state.memory, context.state.setup
+        memory, setup, step = context.state.memory, context.state.setup, context.window.step
         samples = len(context.window.now.batch)
         if setup.num_workers == 1 or not samples:
             return block().choose(context)
-        search = paced(given, memory, samples)
-        if not context.window.step and search.free:
-            check_ranges(search, setup.num_workers)
-        if not context.window.step and search.crew:
-            memory = choose_first_workers(context, search)
-        elif is_comparison_due(context, search):
-            memory = choose_workers_again(context, search)
-        price_PAV = prices(setup, weights(memory, search, setup.num_workers))
-        if not price_PAV.any():
+        step_options = pace_effort(options, memory, samples)
+        if not step and options.free_quotas:
+            check_ranges(options, setup.num_workers)
+        if not step and options.initial_workers:
+            memory = choose_first_workers(context, step_options)
+        elif is_comparison_due(context, step_options):
+            memory = choose_workers_again(context, step_options)
+        price_PCV = prices(setup, second_weights(memory, setup.num_workers))
+        if not price_PCV.any():
             return block().choose(context)
-        dealt = build_problem(context, memory, search, price_PAV)
-        improve(dealt, search, context.window.step)
-        enforce_quotas(dealt)
-        return Assignment(_fits(context, search, dealt), next_state(dealt, memory))
+        problem = build_problem(context, memory, step_options, price_PCV)
+        anneal_window(problem, step_options, step)
+        enforce_quotas(problem)
+        worker_S = _dispatch_that_fits(context, step_options, problem)
+        return Assignment(worker_S, next_state(problem, memory))
 
-    ahead, rehearsal = max(1, given.ahead), None
-    if given.free and given.changes and not given.crew:
-        rehearsal = WarmStart(REHEARSED, partial(_crews, given))
+    warm_start = None
+    if options.free_quotas and options.change_workers and not options.initial_workers:
+        warm_start = WarmStart(WARM_START_STEPS, partial(_candidates, options))
     return Dispatch(
         "sharing",
         choose,
         learn_from_step,
-        ahead=ahead,
-        timed=given.timed,
-        free=given.free,
-        warm_start=rehearsal,
+        ahead=max(1, options.ahead),
+        timed=options.minimize_time,
+        free=options.free_quotas,
+        warm_start=warm_start,
     )
 
 
-def _crews(given: SearchOptions, setup: Setup, samples: int) -> list[Candidate]:
-    """A run with each crew, none where a user says who gets how many samples."""
+def _candidates(options: SearchOptions, setup: Setup, samples: int) -> list[Candidate]:
+    """One start for each subset of workers; none where a user fixes the shares."""
     if setup.shares or setup.num_workers == 1:
         return []
-    check_ranges(given, setup.num_workers)
-    ways = []
-    for crew in worker_subsets(setup):
-        if is_possible(crew, given, setup):
-            own = replace(given, crew=tuple(crew.tolist()))
-            trial = replace(own, effort=min(TRIED, given.effort), paced=False, changes=False)
-            ways.append(
+    check_ranges(options, setup.num_workers)
+    candidates = []
+    for active in worker_subsets(setup):
+        if is_possible(active, options, setup):
+            chosen = replace(options, initial_workers=tuple(active.tolist()))
+            effort = min(WARM_START_EFFORT, options.effort)
+            trial = replace(chosen, effort=effort, paced=False, change_workers=False)
+            candidates.append(
                 Candidate(
-                    search_dispatch(trial), search_dispatch(own), least_step_s(crew, samples, setup)
+                    trial=search_dispatch(trial),
+                    dispatch=search_dispatch(chosen),
+                    least_s=least_step_s(active, samples, setup),
                 )
             )
-    return ways
+    return candidates
