@@ -22,6 +22,7 @@ from embroute.simulate.advisor import (
     FULL_SPAN,
     Configuration,
     Constraints,
+    StepSpan,
     advise,
     configurations,
     least_memory,
@@ -30,7 +31,7 @@ from embroute.simulate.advisor import (
 from embroute.simulate.simulation import measure_named
 
 NETWORKS = ("edge-8", "dc-8")
-SPAN = (30, 10)  # steps of a simulation, and how many of them are warm-up
+SPAN = StepSpan(30, 10)
 CACHE = 0.1  # of all rows, where memory is scarce
 BATCHES = (128, 256)
 Line = dict[str, object]
@@ -168,7 +169,7 @@ def main() -> None:
         "make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, as many samples a "
         f"step as {batches} on each of eight), each simulated for {SPAN[0]} steps of which "
         f"{SPAN[1]} are warm-up. Batches differ, so what is compared is step time over samples, "
-        f"the quantity that the adviser minimises. It simulates {FULL_SPAN[0]} steps of three "
+        f"the quantity that the adviser minimises. It simulates {FULL_SPAN.steps} steps of three "
         "choices. `default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, 8 GB). "
         "`rows`: dim 256, 0.005 ms a sample, memory for caches of a tenth of the rows. "
         f"Simulated at commit {log.commits()}."

@@ -54,7 +54,7 @@ def advices() -> list[Recommendation]:
 
 
 def test_advice_lists_simulated_configurations_first(advices: list[Recommendation]) -> None:
-    assert [one.found is not None for one in advices[:4]] == [True, True, True, False]
+    assert [one.outcome is not None for one in advices[:4]] == [True, True, True, False]
     assert len(advices) == 2 * 2 * len(POLICIES)
     speeds = [one.samples_s for one in advices]
     assert speeds[0] >= 0.98 * max(speeds[:3])  # the first one's cache was trimmed
@@ -108,10 +108,12 @@ def test_advice_explains_left_out_workers(advices: list[Recommendation]) -> None
 
 def test_advice_explains_why_the_first_wins(advices: list[Recommendation]) -> None:
     first, rival = advices[:2]
-    slow = replace(rival, predicted_s=2 * first.step_s, found=None)
+    slow = replace(rival, predicted_s=2 * first.step_s, outcome=None)
     assert "more samples/s than" in against(first, slow)
-    assert first.found is not None
-    alike = replace(first, found=replace(first.found, decision_ms=10 * first.found.decision_ms))
+    assert first.outcome is not None
+    alike = replace(
+        first, outcome=replace(first.outcome, decision_ms=10 * first.outcome.decision_ms)
+    )
     assert "trains as many samples/s as" in against(first, alike)
     assert "and decides in" in against(first, alike)
     assert "decides" not in against(alike, first)
@@ -128,7 +130,7 @@ def test_trimmed_cache_moves_hardly_more_bytes() -> None:
     given = wish("dc-4", dim=16, compute_ms=1.0)
     choice = Configuration("esd(1)", (0, 1, 2, 3), 512, 8000)
     whole = measure(make_policy("esd(1)"), workload_of(given, choice, FULL_SPAN))
-    found = trim_cache(given, Recommendation(choice, 1.0, whole), quiet).found
+    found = trim_cache(given, Recommendation(choice, 1.0, whole), quiet).outcome
     assert found is not None
     assert found.traffic.bytes_WKIP.sum() <= 1.1 * whole.traffic.bytes_WKIP.sum()
     assert found.step_time_s <= 1.02 * whole.step_time_s

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from embroute.report.run_summary import SUMMARY
+from embroute.report.run_folder import SUMMARY
 from embroute.train import metrics_log
 from embroute.train.metrics_log import RunMonitor
 

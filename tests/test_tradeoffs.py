@@ -15,16 +15,15 @@ from embroute.config.cluster import star_cluster
 from embroute.config.cluster_file import open_cluster
 from embroute.data.open import open_source
 from embroute.planner.setup import Setup
-from embroute.report.papers import CLAIMS
-from embroute.report.tradeoffs import PANELS, curves, tradeoff_sections
+from embroute.report.tradeoffs import CLAIMS, PANELS, curves, tradeoff_sections
 from embroute.simulate.recorder import TradeoffPoint
 from embroute.simulate.simulation import Workload
 from embroute.simulate.sweeps import (
-    BOUNDS,
     EQUAL_GBIT,
+    LINK_RATIOS,
     PAPER_CACHES,
-    POLICIES,
-    RATIOS,
+    STALENESS_BOUNDS,
+    TRADEOFF_POLICIES,
     tradeoff_cases,
 )
 from tests.pages import MOST_BYTES, block, compared
@@ -49,15 +48,16 @@ def test_tradeoff_panels_measure_every_point(points: Points) -> None:
     measured = {
         panel: {(p["policy"], p["x"]) for p in points if p["panel"] == panel} for panel in PANELS
     }
-    for panel, values in (("cache", PAPER_CACHES), ("bandwidth", EQUAL_GBIT), ("ratio", RATIOS)):
-        assert measured[panel] == {(name, x) for name in POLICIES for x in values}
-    assert measured["staleness"] == {(f"het({bound})", bound) for bound in BOUNDS}
+    varied = {"cache": PAPER_CACHES, "bandwidth": EQUAL_GBIT, "ratio": LINK_RATIOS}
+    for panel, values in varied.items():
+        assert measured[panel] == {(name, x) for name in TRADEOFF_POLICIES for x in values}
+    assert measured["staleness"] == {(f"het({bound})", bound) for bound in STALENESS_BOUNDS}
 
 
 def test_tradeoffs_have_the_direction_of_the_papers(points: Points) -> None:
     found = {(p["panel"], p["policy"], p["x"]): p for p in points}
     assert found["cache", "herald", 10]["rows"] < found["cache", "vanilla", 10]["rows"]
-    rows = [found["staleness", f"het({bound})", bound]["rows"] for bound in BOUNDS]
+    rows = [found["staleness", f"het({bound})", bound]["rows"] for bound in STALENESS_BOUNDS]
     assert rows == sorted(rows, reverse=True)
     costs = [found["ratio", name, 10]["transmission_cost_s"] for name in ("esd(1)", "herald")]
     assert costs[0] < costs[1]

@@ -28,11 +28,11 @@ from embroute.planner.setup import Setup, dims
 from embroute.policies.catalog import DEFAULT_POLICY
 from embroute.simulate.advisor import (
     EQUAL,
-    EXACT,
+    EXACT_POLICIES,
     FULL_SPAN,
-    REORDERED,
+    ONE_HOST_POLICIES,
+    REORDERING_POLICIES,
     STALE_POLICIES,
-    TOGETHER,
     Configuration,
     Constraints,
     Recommendation,
@@ -113,7 +113,7 @@ def _table(advices: list[Recommendation], setup: Setup) -> Table:
     for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB", "decide\nms"):
         out.add_column(heading, justify="right", no_wrap=True)
     for advice in advices:
-        choice, found = advice.choice, advice.found
+        choice, found = advice.choice, advice.outcome
         workers = len(choice.workers)
         out.add_row(
             choice.policy,
@@ -153,22 +153,22 @@ def against(first: Recommendation, rival: Recommendation) -> str:
         f"{rival.choice.policy} on {len(rival.choice.workers)} workers with a cache of "
         f"{rival.choice.cache_rows:,} rows"
     )
-    if more > EQUAL or not first.found or not rival.found:
+    if more > EQUAL or not first.outcome or not rival.outcome:
         return f"{first.choice.policy} trains {more:.0%} more samples/s than {whom}"
-    own, other = (one.decision_ms for one in (first.found, rival.found))
+    own, other = (one.decision_ms for one in (first.outcome, rival.outcome))
     faster = f", and decides in {own:.2g} ms, not {other:.2g}" if own < 0.9 * other else ""
     return f"{first.choice.policy} trains as many samples/s as {whom}{faster}"
 
 
 def _reasons(wish: Constraints, advices: list[Recommendation]) -> Iterator[str]:
     """Why the first one wins, and what it leaves out."""
-    first, rest = advices[0], [one for one in advices[1:] if one.found]
+    first, rest = advices[0], [one for one in advices[1:] if one.outcome]
     if rest:
         yield against(first, rest[0])
     hot = hot_rows(wish, first.choice)
     if hot:
         yield f"the hot set, which {first.choice.policy} keeps on every worker, is {hot:,} rows"
-    deciding_s = first.found.decision_ms / 1e3 if first.found else 0.0
+    deciding_s = first.outcome.decision_ms / 1e3 if first.outcome else 0.0
     if deciding_s > first.step_s:
         yield (
             f"a decision of {first.choice.policy} took {1e3 * deciding_s:.3g} ms here, longer than "
@@ -218,8 +218,12 @@ class AdviseArgs:
         """Those that may be used on the network, and can train with the optimizer."""
         one_host = len(cluster.used_hosts) == 1
         stale = self.allow_stale and self.optimizer != "adam"
-        allowed = (TOGETHER if one_host else ()) + EXACT + (STALE_POLICIES if stale else ())
-        return allowed + (REORDERED if self.allow_reorder else ())
+        allowed = (
+            (ONE_HOST_POLICIES if one_host else ())
+            + EXACT_POLICIES
+            + (STALE_POLICIES if stale else ())
+        )
+        return allowed + (REORDERING_POLICIES if self.allow_reorder else ())
 
     def wish(self, source: Source) -> Constraints:
         """What the adviser is given."""

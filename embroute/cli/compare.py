@@ -80,7 +80,7 @@ def measure_all(
         for done, name in enumerate(names):
             tick = begin_one(name, done * job.steps)
             if name == LOWER_BOUND:
-                found.append(bound_result(workload_bound(job), job))
+                found.append(bound_result(workload_bound(job)))
                 continue
             recorder = Recorder(job.warmup, tick)
             outcome = measure(make_policy(name), job, recorder.watch)

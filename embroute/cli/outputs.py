@@ -157,12 +157,12 @@ class Outputs:
     def write(self, found: ReportData) -> None:
         """Write what was asked for."""
         if self.json_path is not None:
-            values = to_json(list(found.lines), found.job, found.data)
+            values = to_json(found.results, found.job, found.data)
             _written("--json", self.json_path, json.dumps(values, indent=2) + "\n")
         if self.report is not None:
             from embroute.report.comparison_page import comparison_page
 
-            names = [entry.name for entry in found.lines if not entry.reference]
+            names = [entry.name for entry in found.results if not entry.reference]
             console = Console(stderr=True)
             found = replace(found, sweep=sweep_caches(names, found.job, self.caches, console))
             if self.tradeoffs:

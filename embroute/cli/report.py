@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from embroute.cli.options import naming_output, report_file, require_bokeh
-from embroute.report.run_summary import read_summary, runs_table
+from embroute.report.run_folder import read_history, read_summary, runs_table
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -21,7 +21,6 @@ def _names(runs: Sequence[Path]) -> list[str]:
 def write_report(page: Path, runs: Sequence[Path]) -> None:
     """Write the report of finished runs as one HTML file."""
     require_bokeh(page.name)
-    from embroute.report.run_folder import read_history
     from embroute.report.runs_page import runs_page
 
     histories = [read_history(run, name) for run, name in zip(runs, _names(runs), strict=True)]

@@ -1,9 +1,7 @@
-"""The report of a comparison: what policies move and cost, and each of them closely."""
+"""The report of a comparison: traffic and cost of all policies, and details of each one."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 
 from bokeh.plotting import figure
@@ -15,7 +13,7 @@ from embroute.report.figures import (
     GREY,
     ORANGE,
     PALE,
-    PHASE_LOOKS,
+    PHASE_STYLES,
     PINK,
     SKY,
     VERMILION,
@@ -29,7 +27,7 @@ from embroute.report.figures import (
     lines,
     stacked,
 )
-from embroute.report.page import Control, ControlSettings, Page, Section, Sheet, render
+from embroute.report.page import Control, ControlSettings, Page, Section, Sheet, csv_text, render
 from embroute.report.policy_detail import policy_section
 from embroute.report.tradeoffs import tradeoff_sections
 from embroute.simulate.recorder import PHASES, ReportData
@@ -51,10 +49,10 @@ def _height(count: int) -> int:
     return 110 + 30 * max(4, count)
 
 
-def _traffic(shown: ReportData) -> Section:
-    names = tuple(line.name for line in shown.lines)
-    megabytes = {k: [line.bytes[k] / 1e6 for line in shown.lines] for k in KIND_STYLES}
-    rows = {k: [float(line.rows.get(k, 0)) for line in shown.lines] for k in KIND_STYLES}
+def _traffic(report: ReportData) -> Section:
+    names = tuple(result.name for result in report.results)
+    megabytes = {k: [result.bytes[k] / 1e6 for result in report.results] for k in KIND_STYLES}
+    rows = {k: [float(result.rows.get(k, 0)) for result in report.results] for k in KIND_STYLES}
     stacks = {"bytes": Stack(names, megabytes), "rows": Stack(names, rows)}
     labels = {"bytes": "MB moved in the measured steps", "rows": "rows moved in the measured steps"}
     axes = Axes("Traffic by kind", labels["bytes"], height=_height(len(names)), factors=names)
@@ -76,37 +74,35 @@ def _traffic(shown: ReportData) -> Section:
     )
 
 
-def _cost(shown: ReportData) -> figure:
-    names = tuple(line.name for line in shown.lines)
-    looks = {"cost": Style("transmission cost", BLUE)}
-    stack = Stack(names, {"cost": [1e3 * line.transmission_cost_s for line in shown.lines]})
-    axes = Axes("Transmission cost", "ms, sum over workers' links and steps", "", 0, names)
-    return stacked(Bars("cost", _tall(axes, len(names)), looks, "ms"), stack)
+def _cost(report: ReportData) -> figure:
+    names = tuple(result.name for result in report.results)
+    styles = {"cost": Style("transmission cost", BLUE)}
+    stack = Stack(names, {"cost": [1e3 * result.transmission_cost_s for result in report.results]})
+    label = "ms, sum over workers' links and steps"
+    axes = Axes("Transmission cost", label, height=_height(len(names)), factors=names)
+    return stacked(Bars("cost", axes, styles, "ms"), stack)
 
 
-def _tall(axes: Axes, count: int) -> Axes:
-    return Axes(axes.title, axes.x, axes.y, _height(count), axes.factors)
-
-
-def _step_time(shown: ReportData) -> figure:
-    names = tuple(line.name for line in shown.lines)
-    whole = dict.fromkeys(PHASES, 0.0)
+def _step_time(report: ReportData) -> figure:
+    names = tuple(result.name for result in report.results)
+    no_phase = dict.fromkeys(PHASES, 0.0)
     paths = [
-        shown.details[line.name].path_s
-        if line.name in shown.details
-        else whole | {"wait": line.step_time_s}
-        for line in shown.lines
+        report.details[result.name].path_s
+        if result.name in report.details
+        else no_phase | {"wait": result.step_time_s}
+        for result in report.results
     ]
-    looks = PHASE_LOOKS | {"wait": Style("shards' links, bound", PALE)}
+    styles = PHASE_STYLES | {"wait": Style("shards' links, bound", PALE)}
     stack = Stack(names, {phase: [1e3 * path[phase] for path in paths] for phase in PHASES})
-    axes = Axes("Step time, and what is waited for", "ms a step, mean", "", 0, names)
-    return stacked(Bars("step-time", _tall(axes, len(names)), looks, "ms"), stack)
+    title = "Step time, and what is waited for"
+    axes = Axes(title, "ms a step, mean", height=_height(len(names)), factors=names)
+    return stacked(Bars("step-time", axes, styles, "ms"), stack)
 
 
-def _sweep(shown: ReportData) -> list[Section]:
-    if not shown.sweep:
+def _sweep(report: ReportData) -> list[Section]:
+    if not report.sweep:
         return []
-    names = list(dict.fromkeys(point.policy for point in shown.sweep))
+    names = list(dict.fromkeys(point.policy for point in report.sweep))
     figures = []
     for title, label, field in (
         ("Transmission cost against cache", "ms", "transmission_cost_s"),
@@ -114,7 +110,7 @@ def _sweep(shown: ReportData) -> list[Section]:
     ):
         curves = []
         for name in names:
-            points = [point for point in shown.sweep if point.policy == name]
+            points = [point for point in report.sweep if point.policy == name]
             x = [100 * point.cache_share for point in points]
             curves.append(Curve(name, x, [1e3 * float(getattr(p, field)) for p in points]))
         axes = Axes(title, "cache of a worker, % of all rows", label)
@@ -123,9 +119,9 @@ def _sweep(shown: ReportData) -> list[Section]:
     return [Section("How much cache", text, figures)]
 
 
-def _over_time(shown: ReportData) -> Section:
-    hits = [Curve(n, d.step, [100 * h for h in d.hit_rate]) for n, d in shown.details.items()]
-    times = [Curve(n, d.step, [1e3 * s for s in d.step_time_s]) for n, d in shown.details.items()]
+def _over_time(report: ReportData) -> Section:
+    hits = [Curve(n, d.step, [100 * h for h in d.hit_rate]) for n, d in report.details.items()]
+    times = [Curve(n, d.step, [1e3 * s for s in d.step_time_s]) for n, d in report.details.items()]
     first = from_zero(lines(Axes("Hit rate", "step", "% of touched rows"), hits), 100)
     second = lines(Axes("Step time", "step", "ms"), times)
     top = max((max(curve.y) for curve in times), default=1.0)
@@ -136,68 +132,66 @@ def _over_time(shown: ReportData) -> Section:
     )
 
 
-def _sheet(shown: ReportData) -> Sheet:
-    base = next(line for line in shown.lines if line.name == "vanilla")
+def _sheet(report: ReportData) -> Sheet:
+    base = next(result for result in report.results if result.name == "vanilla")
     rows = []
-    for line in shown.lines:
-        cost, time = line.transmission_cost_s, line.step_time_s
+    for result in report.results:
+        cost, time = result.transmission_cost_s, result.step_time_s
+        marks = ("" if result.exact else " *") + (" ~" if result.order_changed else "")
         rows.append(
             [
-                line.name + ("" if line.exact else " *") + (" ~" if line.order_changed else ""),
-                f"{line.moved_rows:,}",
-                f"{line.moved_bytes / 1e6:,.2f}",
+                result.name + marks,
+                f"{result.moved_rows:,}",
+                f"{result.moved_bytes / 1e6:,.2f}",
                 f"{1e3 * cost:,.2f}",
                 f"{cost / base.transmission_cost_s:.2f}" if base.transmission_cost_s else "-",
                 f"{1e3 * time:,.4f}",
                 f"{time / base.step_time_s:.2f}" if base.step_time_s else "-",
-                "-" if line.hit_rate is None else f"{100 * line.hit_rate:.1f}",
+                "-" if result.hit_rate is None else f"{100 * result.hit_rate:.1f}",
             ]
         )
     headings = ("policy", "rows", "MB", "cost ms", "to vanilla", "step ms", "to vanilla", "hits %")
     return Sheet(headings, rows)
 
 
-def _csv(shown: ReportData) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+def _csv(report: ReportData) -> str:
     kinds = list(KIND_STYLES)
-    rows = [kind for kind in kinds if kind in shown.lines[0].rows]
-    writer.writerow(
-        ["policy", "transmission_cost_s", "step_time_s", "hit_rate"]
-        + [f"rows_{kind}" for kind in rows]
-        + [f"bytes_{kind}" for kind in kinds]
-    )
-    for line in shown.lines:
-        figures = [line.transmission_cost_s, line.step_time_s, line.hit_rate]
-        counts = [line.rows[k] for k in rows] + [line.bytes[k] for k in kinds]
-        writer.writerow([csv_cell(line.name), *figures, *counts])
-    return out.getvalue()
+    row_kinds = [kind for kind in kinds if kind in report.results[0].rows]
+    headings = ["policy", "transmission_cost_s", "step_time_s", "hit_rate"]
+    headings += [f"rows_{kind}" for kind in row_kinds] + [f"bytes_{kind}" for kind in kinds]
+    table: list[list[object]] = [[*headings]]
+    for result in report.results:
+        figures = [result.transmission_cost_s, result.step_time_s, result.hit_rate]
+        rows = [result.rows[kind] for kind in row_kinds]
+        sizes = [result.bytes[kind] for kind in kinds]
+        table.append([csv_cell(result.name), *figures, *rows, *sizes])
+    return csv_text(table)
 
 
-def comparison_page(shown: ReportData) -> str:
+def comparison_page(report: ReportData) -> str:
     """The report as the text of an HTML file."""
-    setup = shown.job.setup
+    setup = report.job.setup
     facts = (
-        f"{setup.num_workers} workers of {shown.network}, {setup.batch_size} samples a step, "
+        f"{setup.num_workers} workers of {report.network}, {setup.batch_size} samples a step, "
         f"caches of {int(setup.capacity_WA[0].sum()):,} of {setup.schema.num_rows:,} rows, "
-        f"{shown.job.steps - shown.job.warmup} steps after {shown.job.warmup} of warm-up, "
+        f"{report.job.steps - report.job.warmup} steps after {report.job.warmup} of warm-up, "
         f"{setup.optimizer}. * inexact, ~ order changed."
     )
-    waited = (
+    cost_text = (
         "Cost is the busy time of all workers' links. Step time is that of the slowest worker, "
         "by what it waits for; early transfers count where compute does not hide them."
     )
     sections = [
-        _traffic(shown),
-        Section("What it costs", waited, [_cost(shown), _step_time(shown)]),
-        *_sweep(shown),
-        *tradeoff_sections(shown.tradeoffs),
-        _over_time(shown),
-        *policy_section(setup.cluster, shown.details),
+        _traffic(report),
+        Section("What it costs", cost_text, [_cost(report), _step_time(report)]),
+        *_sweep(report),
+        *tradeoff_sections(report.tradeoffs),
+        _over_time(report),
+        *policy_section(setup.cluster, report.details),
     ]
     files = {
-        "comparison.json": json.dumps(shown.as_json(), indent=1),
-        "comparison.csv": _csv(shown),
+        "comparison.json": json.dumps(report.as_json(), indent=1),
+        "comparison.csv": _csv(report),
     }
-    title = f"embroute compare: {shown.data}"
-    return render(Page(title, facts, _sheet(shown), sections, files))
+    title = f"embroute compare: {report.data}"
+    return render(Page(title, facts, _sheet(report), sections, files))

@@ -16,20 +16,20 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-# Okabe and Ito's colours, which people who see few colours can tell apart.
+# Okabe and Ito's colours: readers with colour blindness can tell them apart.
 BLUE, SKY, VERMILION, ORANGE = "#0072b2", "#56b4e9", "#d55e00", "#e69f00"
 GREEN, PINK, YELLOW, GREY, PALE = "#009e73", "#cc79a7", "#e5d629", "#8a8f98", "#b9bec6"
 SERIES = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, YELLOW, GREY)
 DASHES = ("solid", "dashed", "dotted", "dotdash")
 FONT = "system-ui, sans-serif"
-INK = "ink"  # tag of texts that change colour with the page
+INK = "ink"  # tag of texts that follow the page's colour (page.js)
 
 Columns = dict[str, Sequence[object]]
 
 
 @dataclass(frozen=True)
 class Axes:
-    """What a figure's axes say."""
+    """Labels and shape of a figure's axes."""
 
     title: str
     x: str
@@ -82,50 +82,50 @@ def add_legend(fig: figure, items: Sequence[tuple[str, list[object]]], place: st
     fig.add_layout(legend, place)
 
 
-def add_values(fig: figure, drawn: object, tips: Sequence[tuple[str, str]]) -> None:
-    """Values under the mouse: a label and a text with columns in it, one a line.
+def add_values(fig: figure, glyphs: object, tips: Sequence[tuple[str, str]]) -> None:
+    """Values under the mouse: a label and a text with column names, one pair a line.
 
-    Bokeh's own table of them has a colour that is made for white.
+    Bokeh's own table of values has a colour made for white pages.
     """
     rows = "".join(
         f'<div class="tip"><span style="color:var(--soft)">{html.escape(label)}</span> '
         f"<span>{html.escape(text)}</span></div>"
         for label, text in tips
     )
-    fig.add_tools(HoverTool(renderers=[drawn], tooltips=rows, visible=False))
+    fig.add_tools(HoverTool(renderers=[glyphs], tooltips=rows, visible=False))
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Bars of parts: for each label, the size of every part."""
+    """Stacked bars: for each label, the size of every series."""
 
     labels: tuple[str, ...]
-    parts: Mapping[str, Sequence[float]]  # part -> one size a label
+    series: Mapping[str, Sequence[float]]  # one size a label
 
     def columns(self) -> Columns:
-        """Where each part's bar begins and ends; parts below zero go to the left of it."""
+        """Start and end of each bar; negative sizes extend to the left of zero."""
         right = [0.0] * len(self.labels)
         left = [0.0] * len(self.labels)
         out: Columns = {"label": list(self.labels)}
-        for part, sizes in self.parts.items():
+        for name, sizes in self.series.items():
             begins = [right[i] if size >= 0 else left[i] for i, size in enumerate(sizes)]
             ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
             right = [max(a, b) for a, b in zip(right, ends, strict=True)]
             left = [min(a, b) for a, b in zip(left, ends, strict=True)]
-            out |= {part: list(sizes), f"{part}_from": begins, f"{part}_to": ends}
-        out["total"] = [sum(sizes) for sizes in zip(*self.parts.values(), strict=True)]
+            out |= {name: list(sizes), f"{name}_from": begins, f"{name}_to": ends}
+        out["total"] = [sum(sizes) for sizes in zip(*self.series.values(), strict=True)]
         return out
 
 
 @dataclass(frozen=True)
 class Style:
-    """A part's name for people and its colour."""
+    """The shown name of a series, and its colour."""
 
     name: str
     color: str
 
 
-PHASE_LOOKS = {
+PHASE_STYLES = {
     "compute": Style("compute", GREEN),
     "early": Style("pulls ahead, lazy pushes", SKY),
     "urgent": Style("urgent pushes", VERMILION),
@@ -139,9 +139,9 @@ PHASE_LOOKS = {
 class Bars:
     """A figure of stacked bars."""
 
-    name: str  # of its source
+    name: str  # of its data source
     axes: Axes
-    looks: Mapping[str, Style]
+    styles: Mapping[str, Style]
     unit: str
     extra: Columns = field(default_factory=dict)
 
@@ -149,27 +149,27 @@ class Bars:
 def stacked(bars: Bars, stack: Stack) -> figure:
     """Horizontal stacked bars, one a label."""
     fig = plot(bars.axes)
-    if min(min(sizes, default=0) for sizes in stack.parts.values()) >= 0:
+    if min(min(sizes, default=0) for sizes in stack.series.values()) >= 0:
         fig.x_range.start = 0
     source = ColumnDataSource(data={**stack.columns(), **bars.extra}, name=bars.name)
     items: list[tuple[str, list[object]]] = []
-    for part in stack.parts:
-        look = bars.looks[part]
-        drawn = fig.hbar(
+    for name in stack.series:
+        style = bars.styles[name]
+        glyphs = fig.hbar(
             y="label",
-            left=f"{part}_from",
-            right=f"{part}_to",
+            left=f"{name}_from",
+            right=f"{name}_to",
             height=0.7,
-            color=look.color,
+            color=style.color,
             source=source,
         )
         tips = [
-            ("", f"@label: {look.name}"),
-            (bars.unit, f"@{{{part}}}{{0,0.[000]}}"),
+            ("", f"@label: {style.name}"),
+            (bars.unit, f"@{{{name}}}{{0,0.[000]}}"),
             ("in all", "@total{0,0.[000]}"),
         ]
-        add_values(fig, drawn, tips)
-        items.append((look.name, [drawn]))
+        add_values(fig, glyphs, tips)
+        items.append((style.name, [glyphs]))
     if len(items) > 1:
         add_legend(fig, items, "above" if len(items) <= 4 else "right")
     return fig
@@ -182,7 +182,7 @@ class Curve:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    source: str = ""  # name of its source, where a control sets it
+    source: str = ""  # name of the data source, if a control sets it
 
 
 def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
@@ -217,6 +217,6 @@ def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
 
 
 def from_zero(fig: figure, top: float) -> figure:
-    """Let the vertical axis begin at zero."""
+    """Start the vertical axis at zero."""
     fig.y_range = Range1d(0, 1.05 * top or 1)
     return fig

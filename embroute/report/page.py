@@ -1,11 +1,13 @@
-"""One HTML file that needs nothing else: figures, controls, a table, the data to download."""
+"""A self-contained HTML file: figures, controls, a table, the data to download."""
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,7 +60,7 @@ class Page:
 
 
 def _block(name: str, value: object) -> str:
-    """JSON inside the page; no text in it can end the script element."""
+    """A script element with JSON; no text inside can end the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'
 
@@ -123,5 +125,12 @@ def render(page: Page) -> str:
         "SCRIPT": (HERE / "page.js").read_text("utf-8"),
     }
     text = (HERE / "page.html").read_text("utf-8")
-    # In one pass: a name of data may look like a place of the page, too.
-    return re.sub(r"{{([A-Z]+)}}", lambda place: parts[place.group(1)], text)
+    # One pass: the name of a data set may look like a placeholder too.
+    return re.sub(r"{{([A-Z]+)}}", lambda placeholder: parts[placeholder.group(1)], text)
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as the text of a CSV file."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()

@@ -1,9 +1,7 @@
-"""The report of one run or of several side by side: loss, quality, traffic, time."""
+"""The report of one run, or of several side by side: loss, quality, traffic, time."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 
@@ -23,12 +21,12 @@ from embroute.report.figures import (
     lines,
     stacked,
 )
-from embroute.report.page import Control, Page, Section, Sheet, render
+from embroute.report.page import Control, Page, Section, Sheet, csv_text, render
 from embroute.report.run_folder import Evaluation, MetricsLine, RunHistory
 from embroute.report.timeline import measured_timeline, workers_of
 
 LogEntry = MetricsLine | Evaluation
-CURVE_POINTS = 400  # of a curve
+CURVE_POINTS = 400
 X_AXES: dict[str, tuple[str, Callable[[LogEntry], float]]] = {
     "steps": ("steps", lambda entry: entry.step),
     "time": ("seconds", lambda entry: entry.seconds),
@@ -41,7 +39,7 @@ def _thin(entries: Sequence[MetricsLine]) -> Sequence[MetricsLine]:
 
 
 class _Switched:
-    """Figures whose horizontal axis can be chosen."""
+    """Figures with a control that chooses their horizontal axis."""
 
     def __init__(self) -> None:
         self.figures: list[figure] = []
@@ -54,7 +52,7 @@ class _Switched:
         runs: Sequence[tuple[str, Sequence[LogEntry]]],
         value: Callable[[LogEntry], float],
     ) -> None:
-        """One more figure: a curve a run."""
+        """Add a figure with a curve for each run."""
         first = X_AXES["steps"][1]
         curves = [
             Curve(name, [first(e) for e in entries], [value(e) for e in entries], f"{key}-{i}")
@@ -77,11 +75,11 @@ def _quality(runs: Sequence[RunHistory]) -> Section:
     switched = _Switched()
     reports = [(run.name, _thin(run.reports)) for run in runs]
     switched.add("loss", Axes("Training loss", "steps", "log-loss"), reports, _loss)
-    looks = [(run.name, run.evaluations) for run in runs]
+    evaluations = [(run.name, run.evaluations) for run in runs]
     if any(run.evaluations for run in runs):
-        switched.add("auc", Axes("AUC, held-out samples", "steps", "AUC"), looks, _auc)
+        switched.add("auc", Axes("AUC, held-out samples", "steps", "AUC"), evaluations, _auc)
         axes = Axes("Log-loss, held-out samples", "steps", "log-loss")
-        switched.add("log-loss", axes, looks, _log_loss)
+        switched.add("log-loss", axes, evaluations, _log_loss)
     text = "Training loss is the mean since the point before; held-out samples are never trained."
     control = Control("against", "against", switched.options)
     return Section("How well it learns", text, switched.figures, [control])
@@ -111,7 +109,7 @@ def _curves(runs: Sequence[RunHistory], value: Callable[[MetricsLine], float]) -
 
 
 def _links(runs: Sequence[RunHistory]) -> figure:
-    """One run: each worker's link; several: all links of each together."""
+    """Traffic of each worker's link for one run; of all links together for several."""
     if len(runs) > 1:
         curves = _curves(runs, lambda report: sum(report.link_mb_per_s))
         return _zero("Traffic over all links", "MB/s", curves)
@@ -137,25 +135,25 @@ def _zero(title: str, unit: str, curves: list[Curve]) -> figure:
 
 def _moved(runs: Sequence[RunHistory]) -> figure:
     names = tuple(run.name for run in runs)
-    parts = {
+    series = {
         "moved": [run.summary.row_bytes / 1e6 for run in runs],
         "spared": [
             max(0, run.summary.vanilla_row_bytes - run.summary.row_bytes) / 1e6 for run in runs
         ],
     }
-    looks = {"moved": Style("moved", BLUE), "spared": Style("spared, against vanilla", PALE)}
+    styles = {"moved": Style("moved", BLUE), "spared": Style("spared, against vanilla", PALE)}
     axes = Axes("Rows moved", "MB in all", "", 130 + 34 * max(3, len(names)), names)
-    return stacked(Bars("moved", axes, looks, "MB"), Stack(names, parts))
+    return stacked(Bars("moved", axes, styles, "MB"), Stack(names, series))
 
 
 def _with_rest(run: RunHistory, rank: str) -> dict[str, float]:
-    """A rank's seconds by phase; a worker computes in what its urgent phases and updates leave."""
+    """A rank's seconds by phase; the rest of a worker's time is compute and all-reduce."""
     seconds = run.seconds[rank]
     if not rank.startswith("worker"):
-        return {phase: value for phase, value in seconds.items() if phase != "run"}  # its whole
-    whole = run.summary.samples / max(1e-9, run.summary.samples_per_s)
+        return {phase: value for phase, value in seconds.items() if phase != "run"}
+    total = run.summary.samples / max(1e-9, run.summary.samples_per_s)
     busy = sum(seconds.get(phase, 0.0) for phase in ("urgent", "update", "drain"))
-    return {"compute, all-reduce, other": max(0.0, whole - busy), **seconds}
+    return {"compute, all-reduce, other": max(0.0, total - busy), **seconds}
 
 
 def _phases(runs: Sequence[RunHistory]) -> figure:
@@ -165,11 +163,11 @@ def _phases(runs: Sequence[RunHistory]) -> figure:
         for rank in run.seconds
     ]
     phases = list(dict.fromkeys(phase for _, seconds in ranks for phase in seconds))
-    looks = {phase: Style(phase, SERIES[i % len(SERIES)]) for i, phase in enumerate(phases)}
+    styles = {phase: Style(phase, SERIES[i % len(SERIES)]) for i, phase in enumerate(phases)}
     names = tuple(name for name, _ in ranks)
-    parts = {phase: [seconds.get(phase, 0.0) for _, seconds in ranks] for phase in phases}
+    series = {phase: [seconds.get(phase, 0.0) for _, seconds in ranks] for phase in phases}
     axes = Axes("Where ranks' time went", "seconds", "", 130 + 26 * max(4, len(names)), names)
-    return stacked(Bars("phases", axes, looks, "s"), Stack(names, parts))
+    return stacked(Bars("phases", axes, styles, "s"), Stack(names, series))
 
 
 def _sheet(runs: Sequence[RunHistory]) -> Sheet:
@@ -177,7 +175,7 @@ def _sheet(runs: Sequence[RunHistory]) -> Sheet:
     for run in runs:
         summary = run.summary
         quality = [summary.metrics.get(name) for name in ("log_loss", "auc")]
-        whole = summary.vanilla_row_bytes
+        vanilla_bytes = summary.vanilla_row_bytes
         rows.append(
             [
                 run.name,
@@ -186,7 +184,7 @@ def _sheet(runs: Sequence[RunHistory]) -> Sheet:
                 f"{summary.samples_per_s:,.0f}",
                 *("-" if value is None else f"{value:.4f}" for value in quality),
                 f"{summary.row_bytes / 1e6:,.2f}",
-                f"{summary.row_bytes / whole:.2f}" if whole else "-",
+                f"{summary.row_bytes / vanilla_bytes:.2f}" if vanilla_bytes else "-",
             ]
         )
     headings = ("run", "policy", "steps", "samples/s", "log-loss", "AUC", "rows MB", "of vanilla")
@@ -194,14 +192,13 @@ def _sheet(runs: Sequence[RunHistory]) -> Sheet:
 
 
 def _csv(runs: Sequence[RunHistory]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     columns = ("step", "seconds", "loss", "samples_per_s", "hit_rate", "row_bytes")
-    writer.writerow(["run", *columns])
-    for run in runs:
-        for report in run.reports:
-            writer.writerow([csv_cell(run.name), *(getattr(report, column) for column in columns)])
-    return out.getvalue()
+    rows = [
+        (csv_cell(run.name), *(getattr(report, column) for column in columns))
+        for run in runs
+        for report in run.reports
+    ]
+    return csv_text([("run", *columns), *rows])
 
 
 def _timelines(runs: Sequence[RunHistory]) -> list[Section]:
@@ -226,7 +223,7 @@ def runs_page(runs: Sequence[RunHistory]) -> str:
         Section(
             "What moves",
             "A hit is a row a worker touches and need not pull. Traffic: rows, samples, plans; "
-            "it rests while held-out samples are looked at.",
+            "it rests while held-out samples are evaluated.",
             [hits, _links(runs), _moved(runs), speed],
         ),
     ]

@@ -1,8 +1,9 @@
-"""Timelines of steps: as the simulator prices them, and as a run's workers measured them."""
+"""Timelines of steps: as priced by the simulator, and as measured by a run's workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from bokeh.models import ColumnDataSource
 from bokeh.plotting import figure
@@ -10,7 +11,7 @@ from bokeh.plotting import figure
 from embroute.cost.step_time import StepTime
 from embroute.report.figures import (
     BLUE,
-    PHASE_LOOKS,
+    PHASE_STYLES,
     Axes,
     Columns,
     Style,
@@ -21,99 +22,9 @@ from embroute.report.figures import (
 from embroute.report.run_folder import RunHistory
 from embroute.simulate.recorder import PHASES, Detail
 
-MOST_WORKERS = 16
-PROCESSOR, LINK, BAR = 0.19, -0.19, 0.34  # a worker's two lanes
-Piece = tuple[str, float, float, float]  # phase, lane, from, to
-
-
-def pieces(time: StepTime, w: int) -> list[Piece]:
-    """What a worker does in a step, as it is priced; times from the step's beginning.
-
-    A step begins when everybody's pushes of the one before are there.
-    """
-    pulled, compute = float(time.pulling_W[w]), float(time.compute_W[w])
-    computed, ahead = pulled + compute, pulled + float(time.start_W[w])
-    reduced = time.rest_s
-    return [
-        ("late", LINK, 0.0, pulled),
-        ("wait", PROCESSOR, 0.0, pulled),
-        ("compute", PROCESSOR, pulled, computed),
-        ("wait", PROCESSOR, computed, time.total_s),
-        ("early", LINK, pulled, pulled + float(time.early_W[w])),
-        ("urgent", LINK, ahead, ahead + float(time.urgent_W[w])),
-        ("allreduce", LINK, reduced - time.allreduce_s, reduced),
-    ]
-
-
-def timeline_columns(detail: Detail) -> dict[str, Columns]:
-    """Bars of each phase, in milliseconds."""
-    began = 0.0
-    rows: dict[str, list[tuple[object, ...]]] = {phase: [] for phase in PHASES}
-    for time in detail.timeline:
-        for w in range(min(len(detail.workers), MOST_WORKERS)):
-            name = f"worker {detail.workers[w]}"
-            for phase, lane, start, end in pieces(time, w):
-                times = (1e3 * (began + start), 1e3 * (began + end), 1e3 * (end - start))
-                rows[phase] += [((name, lane), *times)] if end > start else []
-        began += time.total_s
-    return {phase: as_columns(bars) for phase, bars in rows.items()}
-
-
-def as_columns(bars: Sequence[tuple[object, ...]]) -> Columns:
-    """Bars (lane, from, to, milliseconds) as columns."""
-    names = ("y", "from", "to", "ms")
-    return {name: [bar[i] for bar in bars] for i, name in enumerate(names)}
-
-
-def _workers(detail: Detail) -> tuple[str, ...]:
-    return tuple(f"worker {w}" for w in detail.workers[:MOST_WORKERS])
-
-
-def draw(
-    axes: Axes, columns: Mapping[str, Columns], looks: Mapping[str, Style], name: str
-) -> figure:
-    """Bars of each phase in the lanes of their worker."""
-    fig = plot(axes)
-    fig.x_range.start = 0
-    fig.y_range.name = f"{name}-range"
-    items: list[tuple[str, list[object]]] = []
-    for phase, drawn in columns.items():
-        look = looks[phase]
-        source = ColumnDataSource(dict(drawn), name=f"{name}-{phase}")
-        bars = fig.hbar(
-            y="y",
-            left="from",
-            right="to",
-            height=BAR,
-            fill_color=look.color,
-            line_color=None,
-            fill_alpha=0.35 if phase == "wait" else 1,
-            source=source,
-        )
-        tips = [("", look.name), ("ms", "@ms{0.0000}"), ("from", "@from{0.0000}")]
-        add_values(fig, bars, tips)
-        items.append((look.name, [bars]))
-    add_legend(fig, items, "below")
-    return fig
-
-
-def timeline(detail: Detail) -> figure:
-    """Two lanes a worker: above what it computes, below what its link carries."""
-    title = f"The last {len(detail.timeline)} steps: above processor, below link"
-    axes = Axes(title, "ms", "", 460, _workers(detail))
-    return draw(axes, timeline_columns(detail), PHASE_LOOKS, "timeline")
-
-
-def timeline_settings(detail: Detail) -> dict[str, dict[str, object]]:
-    """What a choice of this policy sets."""
-    sources: dict[str, dict[str, object]] = {
-        f"timeline-{phase}": {"data": columns}
-        for phase, columns in timeline_columns(detail).items()
-    }
-    return sources | {"timeline-range": {"factors": list(reversed(_workers(detail)))}}
-
-
-LAST_STEPS = 5
+MAX_WORKERS = 16
+MAX_STEPS = 5  # of a run
+PROCESSOR, LINK, BAR_HEIGHT = 0.19, -0.19, 0.34  # vertical positions of a worker's two lanes
 LANES = {
     "compute": PROCESSOR,
     "update": PROCESSOR,
@@ -122,41 +33,151 @@ LANES = {
     "early": LINK,
     "urgent": LINK,
 }
-LOOKS = {phase: PHASE_LOOKS[phase] for phase in LANES if phase in PHASE_LOOKS} | {
-    "urgent": Style("urgent pushes, late pulls", PHASE_LOOKS["urgent"].color),
+RUN_STYLES = {phase: PHASE_STYLES[phase] for phase in LANES if phase in PHASE_STYLES} | {
+    "urgent": Style("urgent pushes, late pulls", PHASE_STYLES["urgent"].color),
     "update": Style("own rows updated", BLUE),
 }
 
 
+class Activity(NamedTuple):
+    """A bar of a worker's step; times from the start of the step."""
+
+    phase: str
+    lane: float
+    start_s: float
+    end_s: float
+
+
+class TimelineBar(NamedTuple):
+    """A drawn bar: the worker and lane, times from the first step shown, and the duration."""
+
+    y: tuple[str, float]
+    start_ms: float
+    end_ms: float
+    ms: float
+
+
+def activities(time: StepTime, w: int) -> list[Activity]:
+    """A worker's activities in a priced step.
+
+    A step starts when all pushes of the previous step have arrived.
+    """
+    pulled, compute = float(time.pulling_W[w]), float(time.compute_W[w])
+    computed, urgent = pulled + compute, pulled + float(time.start_W[w])
+    reduced = time.rest_s
+    return [
+        Activity("late", LINK, 0.0, pulled),
+        Activity("wait", PROCESSOR, 0.0, pulled),
+        Activity("compute", PROCESSOR, pulled, computed),
+        Activity("wait", PROCESSOR, computed, time.total_s),
+        Activity("early", LINK, pulled, pulled + float(time.early_W[w])),
+        Activity("urgent", LINK, urgent, urgent + float(time.urgent_W[w])),
+        Activity("allreduce", LINK, reduced - time.allreduce_s, reduced),
+    ]
+
+
+def timeline_columns(detail: Detail) -> dict[str, Columns]:
+    """Bars of each phase, in milliseconds."""
+    step_start_s = 0.0
+    bars: dict[str, list[TimelineBar]] = {phase: [] for phase in PHASES}
+    for time in detail.timeline:
+        for w in range(min(len(detail.workers), MAX_WORKERS)):
+            name = f"worker {detail.workers[w]}"
+            for phase, lane, start_s, end_s in activities(time, w):
+                start_ms, end_ms = 1e3 * (step_start_s + start_s), 1e3 * (step_start_s + end_s)
+                bar = TimelineBar((name, lane), start_ms, end_ms, 1e3 * (end_s - start_s))
+                bars[phase] += [bar] if end_s > start_s else []
+        step_start_s += time.total_s
+    return {phase: _columns(phase_bars) for phase, phase_bars in bars.items()}
+
+
+def _columns(bars: Sequence[TimelineBar]) -> Columns:
+    """Bars as the columns of a data source."""
+    names = ("y", "from", "to", "ms")
+    return {name: [bar[i] for bar in bars] for i, name in enumerate(names)}
+
+
+def _workers(detail: Detail) -> tuple[str, ...]:
+    return tuple(f"worker {w}" for w in detail.workers[:MAX_WORKERS])
+
+
+def draw(
+    axes: Axes, columns: Mapping[str, Columns], styles: Mapping[str, Style], name: str
+) -> figure:
+    """Bars of each phase in the lanes of their workers."""
+    fig = plot(axes)
+    fig.x_range.start = 0
+    fig.y_range.name = f"{name}-range"
+    items: list[tuple[str, list[object]]] = []
+    for phase, phase_columns in columns.items():
+        style = styles[phase]
+        source = ColumnDataSource(dict(phase_columns), name=f"{name}-{phase}")
+        bars = fig.hbar(
+            y="y",
+            left="from",
+            right="to",
+            height=BAR_HEIGHT,
+            fill_color=style.color,
+            line_color=None,
+            fill_alpha=0.35 if phase == "wait" else 1,
+            source=source,
+        )
+        tips = [("", style.name), ("ms", "@ms{0.0000}"), ("from", "@from{0.0000}")]
+        add_values(fig, bars, tips)
+        items.append((style.name, [bars]))
+    add_legend(fig, items, "below")
+    return fig
+
+
+def timeline(detail: Detail) -> figure:
+    """Two lanes a worker: compute above, transfers on its link below."""
+    title = f"The last {len(detail.timeline)} steps: above processor, below link"
+    axes = Axes(title, "ms", "", 460, _workers(detail))
+    return draw(axes, timeline_columns(detail), PHASE_STYLES, "timeline")
+
+
+def timeline_settings(detail: Detail) -> dict[str, dict[str, object]]:
+    """Properties that the page sets when this policy is chosen."""
+    sources: dict[str, dict[str, object]] = {
+        f"timeline-{phase}": {"data": columns}
+        for phase, columns in timeline_columns(detail).items()
+    }
+    return sources | {"timeline-range": {"factors": list(reversed(_workers(detail)))}}
+
+
 def workers_of(run: RunHistory) -> list[str]:
-    """Workers whose spans are known, in order."""
+    """Workers with recorded spans, in order."""
     known = [rank for rank, spans in run.spans.items() if rank.startswith("worker") and spans]
-    return sorted(known, key=lambda rank: int(rank.removeprefix("worker") or 0))[:MOST_WORKERS]
+    return sorted(known, key=lambda rank: int(rank.removeprefix("worker") or 0))[:MAX_WORKERS]
 
 
 def columns_of(run: RunHistory) -> dict[str, Columns]:
-    """Bars of each phase, in milliseconds from the beginning of the first step shown."""
+    """Bars of each phase, in milliseconds from the start of the first step shown."""
     workers = workers_of(run)
-    waits = {
-        rank: {s: b for phase, s, b, _ in run.spans[rank] if phase == "wait"} for rank in workers
+    wait_starts = {
+        rank: {step: start for phase, step, start, _ in run.spans[rank] if phase == "wait"}
+        for rank in workers
     }
-    shared = sorted(set.intersection(*(set(steps) for steps in waits.values())))[-LAST_STEPS:]
-    bars: dict[str, list[tuple[object, ...]]] = {phase: [] for phase in LOOKS}
-    if not shared:
-        return {phase: as_columns(drawn) for phase, drawn in bars.items()}
-    began = min(steps[shared[0]] for steps in waits.values())
+    known_steps = (set(starts) for starts in wait_starts.values())
+    steps = sorted(set.intersection(*known_steps))[-MAX_STEPS:]
+    bars: dict[str, list[TimelineBar]] = {phase: [] for phase in RUN_STYLES}
+    if not steps:
+        return {phase: _columns(phase_bars) for phase, phase_bars in bars.items()}
+    origin_s = min(starts[steps[0]] for starts in wait_starts.values())
     for rank in workers:
-        for phase, step, start, spent in run.spans[rank]:
-            if step in range(shared[0], shared[-1] + 1) and phase in bars and spent > 0:
-                first, last = max(0.0, start - began), start - began + spent
-                times = (1e3 * first, 1e3 * last, 1e3 * spent)
-                bars[phase] += [((rank, LANES[phase]), *times)] if last > 0 else []
-    return {phase: as_columns(drawn) for phase, drawn in bars.items()}
+        for phase, step, start_s, spent_s in run.spans[rank]:
+            if step in range(steps[0], steps[-1] + 1) and phase in bars and spent_s > 0:
+                # A span that started before the first step shown is cut off at it.
+                start_ms = 1e3 * max(0.0, start_s - origin_s)
+                end_s = start_s - origin_s + spent_s
+                bar = TimelineBar((rank, LANES[phase]), start_ms, 1e3 * end_s, 1e3 * spent_s)
+                bars[phase] += [bar] if end_s > 0 else []
+    return {phase: _columns(phase_bars) for phase, phase_bars in bars.items()}
 
 
 def measured_timeline(run: RunHistory, name: str) -> figure:
-    """Two lanes a worker: above its processor, below its link."""
+    """Two lanes a worker: its processor above, its link below."""
     workers = workers_of(run)
     title = f"{run.name}: the last steps, above processor, below link"
     axes = Axes(title, "ms", "", 190 + 45 * max(2, len(workers)), tuple(workers))
-    return draw(axes, columns_of(run), LOOKS, name)
+    return draw(axes, columns_of(run), RUN_STYLES, name)

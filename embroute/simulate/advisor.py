@@ -1,9 +1,9 @@
 """Which policy, batch, cache and workers to use: predicted for many, simulated for the best.
 
-Prediction: the theory of independent draws prices `vanilla` on every choice of workers and batch,
-from access counts of the data's head, scaled by the distinct rows that its batches really have.
-What another policy saves over it is measured on a short trial with the same workers at the
-smallest batch, and taken to hold at the others.
+The theory of independent draws predicts `vanilla` for every choice of workers and batch. It takes
+access counts from the head of the data, scaled by the distinct rows that real batches have. The
+saving of another policy is measured in a short trial with the same workers at the smallest batch,
+and assumed for the other batches.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,28 +38,37 @@ from embroute.policies.catalog import make_policy
 from embroute.simulate.simulation import Outcome, Workload, measure, start_simulation, with_workers
 
 REFERENCE_POLICY = "vanilla"
-TOGETHER = ("in-place",)  # where all workers and shards are on one host: without caches
-# From plain ones, which decide in no time, to those that search.
-EXACT = ("nocache", REFERENCE_POLICY, "bagpipe", "herald", "esd(1)", "embroute")
+ONE_HOST_POLICIES = ("in-place",)  # for all workers and shards on one host; without caches
+# From the plainest, which decides in no time, to the one that searches.
+EXACT_POLICIES = ("nocache", REFERENCE_POLICY, "bagpipe", "herald", "esd(1)", "embroute")
 STALE_POLICIES = ("het(10)", "het(100)")
-REORDERED = ("fae", "scars")
-TRIAL = (24, 8)  # steps of a trial, and how many of them are warm-up
-BRIEF = (32, 8)  # of a trial of a cache
-BRIEFLY = {"embroute": "embroute(effort=400)"}  # what stands for a policy in such a trial
-FULL_SPAN = (60, 10)
-VERIFIED = 3  # choices that are simulated in full
-EQUAL = 0.01  # choices no further apart are as good: the one with the plainest policy comes first
-ROUNDED = 0.02  # a smaller cache that lengthens the step by no more than this is preferred
-MORE_BYTES = 0.1  # nor moves so many more bytes of rows, be they hidden behind compute
+REORDERING_POLICIES = ("fae", "scars")
+
+
+class StepSpan(NamedTuple):
+    """Steps of a simulation, and how many of them are warm-up."""
+
+    steps: int
+    warmup: int
+
+
+TRIAL_SPAN = StepSpan(24, 8)  # of a policy
+CACHE_TRIAL_SPAN = StepSpan(32, 8)
+CACHE_TRIAL_POLICIES = {"embroute": "embroute(effort=400)"}  # stand-ins that decide faster
+FULL_SPAN = StepSpan(60, 10)
+NUM_SIMULATED = 3  # choices that are simulated in full
+EQUAL = 0.01  # choices no further apart count as equal; the plainest policy comes first
+SLOWER = 0.02  # how much longer the step may get with a smaller cache
+MORE_BYTES = 0.1  # how many more row bytes may move, even if compute hides them
 BLOCKS = 20  # of samples whose distinct rows are counted
 DENSE_COPIES = 4  # parameters, gradients, and two of the optimizer's
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What is given: data, machines, memory, and which policies may be used."""
+    """Data, machines, memory, and the policies that may be used."""
 
-    setup: Setup  # with every worker; cache and batch are what is looked for
+    setup: Setup  # with every worker; cache and batch are to be chosen
     source: ArraySource  # the head of the data
     memory_bytes: float  # of a worker
     batches: tuple[int, ...]  # samples a worker, with all workers at work
@@ -72,9 +82,9 @@ class Constraints:
         return np.bincount(rows[rows >= 0], minlength=self.setup.schema.num_rows)
 
     @cached_property
-    def most_cached(self) -> int:
-        """Rows of a cache that the head never fills; a larger one would do the same."""
-        one_width = len(self.setup.arenas) == 1  # otherwise room is shared out by width
+    def max_cache_rows(self) -> int:
+        """Rows of a cache that the head never fills; a larger one would act the same."""
+        one_width = len(self.setup.arenas) == 1  # otherwise slots are divided among widths
         used = np.count_nonzero(self.counts_R) if one_width else self.setup.schema.num_rows
         return int(used)
 
@@ -96,16 +106,16 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A configuration with what it is expected to take, and what the simulation found."""
+    """A configuration with its predicted step time and, if simulated, its outcome."""
 
     choice: Configuration
     predicted_s: float
-    found: Outcome | None = None
+    outcome: Outcome | None = None
 
     @property
     def step_s(self) -> float:
         """Seconds of a step: simulated if it was, predicted otherwise."""
-        return self.found.step_time_s if self.found else self.predicted_s
+        return self.outcome.step_time_s if self.outcome else self.predicted_s
 
     @property
     def samples_s(self) -> float:
@@ -115,14 +125,14 @@ class Recommendation:
 
 def first_samples(source: Source, samples: int) -> ArraySource:
     """The first samples of a source, in memory."""
-    parts: list[Batch] = []
+    chunks: list[Batch] = []
     for chunk in source.chunks():
-        parts.append(chunk)
-        if sum(map(len, parts)) >= samples:
+        chunks.append(chunk)
+        if sum(map(len, chunks)) >= samples:
             break
-    if not parts:
+    if not chunks:
         raise ValueError("--data: no samples")
-    return ArraySource(source.schema, concat(parts).slice(0, samples))
+    return ArraySource(source.schema, concat(chunks).slice(0, samples))
 
 
 def fixed_bytes(setup: Setup, batch: int) -> float:
@@ -132,80 +142,76 @@ def fixed_bytes(setup: Setup, batch: int) -> float:
     return float(dense + 4 * per_sample * batch)  # rows, their gradients, and as much again
 
 
-def rows_that_fit(wish: Constraints, workers: int, batch: int) -> int:
-    """Rows that fit beside the rest; a cache must hold what one worker looks up in a step."""
-    setup = wish.setup
-    row = float(setup.record_bytes_XA[VALUE_STATE].max())
-    own = -(-batch // workers)
-    rows = int((wish.memory_bytes - fixed_bytes(setup, own)) // row)
+def rows_that_fit(constraints: Constraints, workers: int, batch: int) -> int:
+    """Rows of a cache that fit a worker's memory besides everything else."""
+    setup = constraints.setup
+    row_bytes = float(setup.record_bytes_XA[VALUE_STATE].max())
+    micro_batch = -(-batch // workers)
+    rows = int((constraints.memory_bytes - fixed_bytes(setup, micro_batch)) // row_bytes)
     return min(rows, setup.schema.num_rows)
 
 
-def least_memory(wish: Constraints, workers: int, batch: int) -> float:
+def least_memory(constraints: Constraints, workers: int, batch: int) -> float:
     """Bytes of a worker below which one step does not fit."""
-    own = -(-batch // workers)
-    rows = min(own * wish.setup.schema.num_fields, wish.setup.schema.num_rows)
-    return float(
-        fixed_bytes(wish.setup, own) + rows * wish.setup.record_bytes_XA[VALUE_STATE].max()
-    )
+    setup, micro_batch = constraints.setup, -(-batch // workers)
+    rows = min(micro_batch * setup.schema.num_fields, setup.schema.num_rows)
+    row_bytes = setup.record_bytes_XA[VALUE_STATE].max()
+    return float(fixed_bytes(setup, micro_batch) + rows * row_bytes)
 
 
-def configurations(wish: Constraints) -> list[Configuration]:
+def configurations(constraints: Constraints) -> list[Configuration]:
     """Everything that fits the memory."""
-    everyone, found = wish.setup.num_workers, []
-    for workers in wish.subsets():
-        for samples in wish.batches:
-            batch = samples * everyone
-            if least_memory(wish, len(workers), batch) > wish.memory_bytes:
+    num_workers, choices, needed = constraints.setup.num_workers, [], []
+    for workers in constraints.subsets():
+        for samples in constraints.batches:
+            batch = samples * num_workers
+            needed.append(least_memory(constraints, len(workers), batch))
+            if needed[-1] > constraints.memory_bytes:
                 continue
-            rows = rows_that_fit(wish, len(workers), batch)
-            cached = {policy: 0 if policy in TOGETHER else rows for policy in wish.policies}
-            found += [Configuration(policy, workers, batch, own) for policy, own in cached.items()]
-    if not found:
-        subsets = wish.subsets()
-        needed = min(
-            least_memory(wish, len(workers), samples * everyone)
-            for workers in subsets
-            for samples in wish.batches
-        )
+            rows = rows_that_fit(constraints, len(workers), batch)
+            for policy in constraints.policies:
+                cache_rows = 0 if policy in ONE_HOST_POLICIES else rows
+                choices.append(Configuration(policy, workers, batch, cache_rows))
+    if not choices:
         raise ValueError(
-            f"--memory-per-worker {wish.memory_bytes / 1e6:.4g}MB: one step needs at least "
-            f"{needed / 1e6:.4g}MB, with batches of {min(wish.batches)} on "
-            f"{max(map(len, subsets))} workers"
+            f"--memory-per-worker {constraints.memory_bytes / 1e6:.4g}MB: one step needs at least "
+            f"{min(needed) / 1e6:.4g}MB, with batches of {min(constraints.batches)} on "
+            f"{max(constraints.worker_counts)} workers"
         )
-    return found
+    return choices
 
 
-def workload_of(wish: Constraints, choice: Configuration, span: tuple[int, int]) -> Workload:
+def workload_of(constraints: Constraints, choice: Configuration, span: StepSpan) -> Workload:
     """The simulation of a choice."""
-    rows = min(choice.cache_rows, wish.most_cached)
-    setup = replace(wish.setup, batch_size=choice.batch, cache=Size(float(rows), "rows"))
-    steps, warmup = span
-    return with_workers(Workload(wish.source, setup, steps, warmup, epochs=None), choice.workers)
+    rows = min(choice.cache_rows, constraints.max_cache_rows)
+    setup = replace(constraints.setup, batch_size=choice.batch, cache=Size(float(rows), "rows"))
+    job = Workload(constraints.source, setup, span.steps, span.warmup, epochs=None)
+    return with_workers(job, choice.workers)
 
 
-def predict_vanilla(wish: Constraints, choice: Configuration) -> float:
+def predict_vanilla(constraints: Constraints, choice: Configuration) -> float:
     """Expected step time of `vanilla`."""
-    job = workload_of(wish, choice, FULL_SPAN)
+    job = workload_of(constraints, choice, FULL_SPAN)
     setup, cluster = job.setup, job.setup.cluster
     workers = cluster.num_workers
-    tables = np.split(wish.counts_R, setup.schema.first_rows[1:-1])
-    lookups = np.array([float(counts.sum()) for counts in tables]) / len(wish.source.batch)
+    counts_by_table = np.split(constraints.counts_R, setup.schema.first_rows[1:-1])
+    lookups = np.array([float(counts.sum()) for counts in counts_by_table])
+    lookups /= len(constraints.source.batch)
     demand = expected.Demand(
-        tuple(expected.empirical(counts) for counts in tables),
+        tuple(expected.empirical(counts) for counts in counts_by_table),
         tuple(lookups.tolist()),
         choice.batch / workers,
         workers,
     )
     rows = expected.vanilla(demand, choice.cache_rows, age=sum(FULL_SPAN) / 2)
     hurried = expected.hurried(demand)
-    # Neighbours in time share more rows than independent draws: count what a worker touches.
-    share = distinct_rows(wish.source.batch, -(-choice.batch // workers)) / rows.update
+    # Consecutive samples share more rows than independent draws: count the rows of real blocks.
+    share = distinct_rows(constraints.source.batch, -(-choice.batch // workers)) / rows.update
     return step_time(_traffic(setup, rows, hurried, share), cluster).total_s
 
 
 def distinct_rows(batch: Batch, samples: int) -> float:
-    """Mean number of distinct rows of so many samples in a row."""
+    """Mean number of distinct rows in blocks of so many consecutive samples."""
     starts = np.linspace(0, max(0, len(batch) - samples), BLOCKS).astype(int)
     blocks = (batch.slice(start, start + samples).rows for start in starts.tolist())
     return float(np.mean([len(np.unique(rows[rows >= 0])) for rows in blocks]))
@@ -214,7 +220,7 @@ def distinct_rows(batch: Batch, samples: int) -> float:
 def _traffic(
     setup: Setup, rows: expected.Expected, hurried: tuple[float, float], share: float
 ) -> Traffic:
-    """A share of the expected rows of one worker as everyone's traffic, spread over the shards."""
+    """A share of one worker's expected rows as the traffic of all, spread over the shards."""
     cluster, samples = setup.cluster, setup.batch_size / setup.num_workers
     workers, shards = cluster.num_workers, cluster.num_shards
     rows_WKIP = np.zeros((workers, shards, NUM_KINDS, NUM_PHASES))
@@ -226,129 +232,139 @@ def _traffic(
     rows_WKIP *= share
     row_bytes = float(setup.record_bytes_XA[GRADIENT].mean())
     fields, dense = setup.schema.num_fields, len(setup.schema.dense)
-    sample_bytes_W = np.full(workers, round(4 * samples * (1 + dense + fields)))
-    none_W, none_K = np.zeros(workers, np.int64), np.zeros(shards, np.int64)
-    counted = np.round(rows_WKIP).astype(np.int64)
-    sizes = np.round(rows_WKIP * row_bytes).astype(np.int64)
-    samples_W = np.full(workers, round(samples))
-    return Traffic(counted, sizes, samples_W, sample_bytes_W, none_W, none_K)
+    return Traffic(
+        rows_WKIP=np.round(rows_WKIP).astype(np.int64),
+        bytes_WKIP=np.round(rows_WKIP * row_bytes).astype(np.int64),
+        samples_W=np.full(workers, round(samples)),
+        sample_bytes_W=np.full(workers, round(4 * samples * (1 + dense + fields))),
+        plan_bytes_W=np.zeros(workers, np.int64),
+        plan_bytes_K=np.zeros(shards, np.int64),
+    )
 
 
 Tick = Callable[[str], None]
 
 
 def predict_all(
-    wish: Constraints, found: list[Configuration], tick: Tick
+    constraints: Constraints, choices: list[Configuration], tick: Tick
 ) -> Iterator[Recommendation]:
     """Predict every choice; trials run once for each policy and set of workers."""
-    smallest = min(choice.batch for choice in found)
-    trials: dict[tuple[str, tuple[int, ...]], float] = {}
-    theory: dict[tuple[tuple[int, ...], int], float] = {}
-    for choice in found:
+    smallest = min(choice.batch for choice in choices)
+    trial_s: dict[tuple[str, tuple[int, ...]], float] = {}
+    vanilla_s: dict[tuple[tuple[int, ...], int], float] = {}
+    for choice in choices:
         key = (choice.workers, choice.batch)
-        if key not in theory:
-            rows = rows_that_fit(wish, len(choice.workers), choice.batch)
-            theory[key] = predict_vanilla(wish, replace(choice, cache_rows=rows))
+        if key not in vanilla_s:
+            rows = rows_that_fit(constraints, len(choice.workers), choice.batch)
+            vanilla_s[key] = predict_vanilla(constraints, replace(choice, cache_rows=rows))
         for policy in (REFERENCE_POLICY, choice.policy):
-            if (policy, choice.workers) not in trials:
+            if (policy, choice.workers) not in trial_s:
                 tick(f"trial of {policy} on {len(choice.workers)} workers")
-                rows = rows_that_fit(wish, len(choice.workers), smallest)
+                rows = rows_that_fit(constraints, len(choice.workers), smallest)
                 trial = replace(choice, policy=policy, batch=smallest, cache_rows=rows)
-                outcome = measure(make_policy(policy), workload_of(wish, trial, TRIAL))
-                trials[policy, choice.workers] = outcome.step_time_s
-        saving = trials[choice.policy, choice.workers] / trials[REFERENCE_POLICY, choice.workers]
-        yield Recommendation(choice, saving * theory[key])
+                outcome = _simulate(constraints, trial, TRIAL_SPAN)
+                trial_s[policy, choice.workers] = outcome.step_time_s
+        ratio = trial_s[choice.policy, choice.workers] / trial_s[REFERENCE_POLICY, choice.workers]
+        yield Recommendation(choice, ratio * vanilla_s[key])
 
 
-def stages(wish: Constraints) -> int:
-    """How often `advise` will tick, about: trials, simulations, caches."""
-    return len(wish.policies) * len(wish.worker_counts) + VERIFIED + 5
+def stages(constraints: Constraints) -> int:
+    """How often `advise` ticks, about: trials, simulations, caches."""
+    return len(constraints.policies) * len(constraints.worker_counts) + NUM_SIMULATED + 5
 
 
-def advise(wish: Constraints, tick: Tick) -> list[Recommendation]:
+def _by_speed(advice: Recommendation) -> float:
+    return -advice.samples_s
+
+
+def advise(constraints: Constraints, tick: Tick) -> list[Recommendation]:
     """All choices, best first; the first few are simulated, the very first with a trimmed cache."""
-    found = sorted(predict_all(wish, configurations(wish), tick), key=lambda one: -one.samples_s)
-    best = []
-    for advice in found[:VERIFIED]:
+    predicted = sorted(predict_all(constraints, configurations(constraints), tick), key=_by_speed)
+    simulated = []
+    for advice in predicted[:NUM_SIMULATED]:
         tick(f"simulating {advice.choice.policy} on {len(advice.choice.workers)} workers")
-        best.append(replace(advice, found=_simulate(wish, advice.choice, FULL_SPAN)))
-    best.sort(key=lambda one: -one.samples_s)
-    alike = [one for one in best if one.samples_s >= (1 - EQUAL) * best[0].samples_s]
-    first = min(alike, key=lambda one: wish.policies.index(one.choice.policy))
-    rest = [one for one in best if one is not first]
-    return [trim_cache(wish, first, tick), *rest, *found[VERIFIED:]]
+        outcome = _simulate(constraints, advice.choice, FULL_SPAN)
+        simulated.append(replace(advice, outcome=outcome))
+    simulated.sort(key=_by_speed)
+    least = (1 - EQUAL) * simulated[0].samples_s
+    equals = [advice for advice in simulated if advice.samples_s >= least]
+    first = min(equals, key=lambda advice: constraints.policies.index(advice.choice.policy))
+    rest = [advice for advice in simulated if advice is not first]
+    return [trim_cache(constraints, first, tick), *rest, *predicted[NUM_SIMULATED:]]
 
 
-def _simulate(wish: Constraints, choice: Configuration, span: tuple[int, int]) -> Outcome:
-    return measure(make_policy(choice.policy), workload_of(wish, choice, span))
+def _simulate(constraints: Constraints, choice: Configuration, span: StepSpan) -> Outcome:
+    return measure(make_policy(choice.policy), workload_of(constraints, choice, span))
 
 
-def trim_cache(wish: Constraints, advice: Recommendation, tick: Tick) -> Recommendation:
-    """The smallest cache, halving, whose step is hardly longer; found by bisection."""
-    most = min(advice.choice.cache_rows, wish.most_cached)
+def trim_cache(constraints: Constraints, advice: Recommendation, tick: Tick) -> Recommendation:
+    """The smallest cache, by halving, with which the step is hardly longer."""
+    most = min(advice.choice.cache_rows, constraints.max_cache_rows)
     batch, workers = advice.choice.batch, len(advice.choice.workers)
-    held = distinct_rows(wish.source.batch, batch) / workers  # in a step, by the fullest cache
-    sizes = [rows for rows in (most >> i for i in range(most.bit_length())) if rows >= held]
+    least = distinct_rows(constraints.source.batch, batch) / workers  # a cache must hold a step
+    sizes = [rows for rows in (most >> i for i in range(most.bit_length())) if rows >= least]
     if not sizes:
         return advice
-    policy = BRIEFLY.get(advice.choice.policy, advice.choice.policy)
-    brief = replace(advice.choice, policy=policy)
+    stand_in = CACHE_TRIAL_POLICIES.get(advice.choice.policy, advice.choice.policy)
+    brief = replace(advice.choice, policy=stand_in)
     tick(f"a cache of {most:,} rows")
-    whole = _simulate(wish, brief, BRIEF)
+    whole = _simulate(constraints, brief, CACHE_TRIAL_SPAN)
+    # Bisection over falling sizes: sizes[enough] is large enough, sizes[too_small] is not.
     enough, too_small = 0, len(sizes)
     while too_small - enough > 1:
         middle = (enough + too_small) // 2
         choice = replace(brief, cache_rows=sizes[middle])
         tick(f"a cache of {sizes[middle]:,} rows")
-        fits = _as_good(wish, choice, BRIEF, whole) is not None
-        enough, too_small = (middle, too_small) if fits else (enough, middle)
+        if _outcome_if_as_good(constraints, choice, CACHE_TRIAL_SPAN, whole) is None:
+            too_small = middle
+        else:
+            enough = middle
+    # The brief trials were too kind to some sizes: confirm in full, from the smallest on.
     for rows in reversed(sizes[: enough + 1]):
         choice = replace(advice.choice, cache_rows=rows)
         tick(f"simulating a cache of {rows:,} rows")
-        outcome = _as_good(wish, choice, FULL_SPAN, advice.found or whole)
+        outcome = _outcome_if_as_good(constraints, choice, FULL_SPAN, advice.outcome or whole)
         if outcome is not None:
-            return replace(advice, choice=choice, found=outcome)
+            return replace(advice, choice=choice, outcome=outcome)
     return advice
 
 
-def _as_good(
-    wish: Constraints, choice: Configuration, span: tuple[int, int], whole: Outcome
+def _outcome_if_as_good(
+    constraints: Constraints, choice: Configuration, span: StepSpan, reference: Outcome
 ) -> Outcome | None:
-    """What a choice comes to, if it is hardly worse than another in step time and in bytes."""
+    """The outcome of a choice if it is hardly worse than another in step time and in bytes."""
     try:
-        found = _simulate(wish, choice, span)
+        outcome = _simulate(constraints, choice, span)
     except ValueError:
         return None  # the cache does not hold one step
-    moved, before = found.traffic.bytes_WKIP.sum(), whole.traffic.bytes_WKIP.sum()
-    good = found.step_time_s <= (1 + ROUNDED) * whole.step_time_s
-    return found if good and moved <= (1 + MORE_BYTES) * before else None
+    moved, limit = (o.traffic.bytes_WKIP.sum() for o in (outcome, reference))
+    is_fast = outcome.step_time_s <= (1 + SLOWER) * reference.step_time_s
+    return outcome if is_fast and moved <= (1 + MORE_BYTES) * limit else None
 
 
-def hot_rows(wish: Constraints, choice: Configuration) -> int:
-    """Rows that the policy keeps on every worker; none where it has no hot set."""
+def hot_rows(constraints: Constraints, choice: Configuration) -> int:
+    """Rows that the policy keeps on every worker; 0 if it has no hot set."""
     policy = make_policy(choice.policy)
-    return (
-        len(start_simulation(policy, workload_of(wish, choice, FULL_SPAN)).hot_rows)
-        if policy.regroup
-        else 0
-    )
+    if not policy.regroup:
+        return 0
+    return len(start_simulation(policy, workload_of(constraints, choice, FULL_SPAN)).hot_rows)
 
 
-def only_fast(wish: Constraints, advices: list[Recommendation]) -> str | None:
-    """What leaving workers out gives, where the first advice does so."""
-    first = advices[0]
-    left_out = wish.setup.num_workers - len(first.choice.workers)
-    rivals = [one for one in advices if len(one.choice.workers) == wish.setup.num_workers]
+def only_fast(constraints: Constraints, advices: list[Recommendation]) -> str | None:
+    """What leaving workers out gains, if the first recommendation does so."""
+    first, num_workers = advices[0], constraints.setup.num_workers
+    left_out = num_workers - len(first.choice.workers)
+    rivals = [advice for advice in advices if len(advice.choice.workers) == num_workers]
     if not left_out or not rivals:
         return None
-    best = max(rivals, key=lambda one: one.samples_s)
+    best = min(rivals, key=_by_speed)
     return (
-        f"{left_out} of {wish.setup.num_workers} workers are left out: with all of them "
+        f"{left_out} of {num_workers} workers are left out: with all of them "
         f"{best.choice.policy} is predicted to reach {best.samples_s:,.0f} samples/s instead of "
         f"{first.samples_s:,.0f}"
     )
 
 
 def cluster_with(cluster: Cluster, dense_bytes: float, compute_s: float) -> Cluster:
-    """The cluster with what the model adds."""
+    """The cluster with the model's dense gradients and compute time per sample."""
     return replace(cluster, dense_bytes=dense_bytes, compute_s_per_sample=compute_s)

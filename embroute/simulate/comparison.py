@@ -1,7 +1,8 @@
-"""What policies came to on a job, side by side, and as JSON (schema: docs/compare-json.md)."""
+"""Results of several policies on one job, also as JSON (schema: docs/compare-json.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embroute.cost.step_time import KIND_NAMES, allreduce_cost_W, allreduce_share_W, transfer_cost_W
@@ -33,7 +34,7 @@ class PolicyResult:
     rows: dict[str, int]
     bytes: dict[str, int]
     per_worker: tuple[WorkerResult, ...]
-    steps: int | None  # measured; a bound has none of its own
+    steps: int | None  # measured; None for a bound
     transmission_cost_s: float
     step_time_s: float
     hit_rate: float | None
@@ -53,95 +54,95 @@ class PolicyResult:
         return sum(self.bytes[kind] for kind in (*KIND_NAMES, "drain", "allreduce"))
 
 
-def _worker_lines(outcome: Outcome) -> tuple[WorkerResult, ...]:
+def _worker_results(outcome: Outcome) -> tuple[WorkerResult, ...]:
     traffic, cluster = outcome.traffic, outcome.setup.cluster
     rows_WI, bytes_WI = traffic.rows_WKIP.sum((1, 3)), traffic.bytes_WKIP.sum((1, 3))
     all_bytes_WKI = traffic.bytes_WKIP.sum(3)
     all_bytes_WKI[:, :, UPDATE_PUSH] += outcome.drain_bytes_WK
     cost_W = transfer_cost_W(all_bytes_WKI, cluster)
     cost_W = cost_W + allreduce_cost_W(traffic.hot_bytes, cluster)
-    crossed_W = 2 * allreduce_share_W(cluster, traffic.hot_bytes > 0)
-    lines = []
+    crossings_W = 2 * allreduce_share_W(cluster, traffic.hot_bytes > 0)  # out of, and into, a link
+    results = []
     for w, worker in enumerate(outcome.workers):
         rows = dict(zip(KIND_NAMES, map(int, rows_WI[w]), strict=True))
         sizes = dict(zip(KIND_NAMES, map(int, bytes_WI[w]), strict=True))
         rows |= {"drain": int(outcome.drain_rows_W[w]), "allreduce": traffic.hot_rows}
         sizes |= {
             "drain": int(outcome.drain_bytes_WK[w].sum()),
-            "allreduce": round(crossed_W[w] * traffic.hot_bytes),
+            "allreduce": round(crossings_W[w] * traffic.hot_bytes),
             "samples": int(traffic.sample_bytes_W[w]),
             "plans": int(traffic.plan_bytes_W[w]),
-            "dense": round(crossed_W[w] * cluster.dense_bytes * outcome.steps),
+            "dense": round(crossings_W[w] * cluster.dense_bytes * outcome.steps),
         }
         host = cluster.hosts[cluster.workers[w].host].name
         samples = int(traffic.samples_W[w])
-        lines.append(WorkerResult(worker, host, samples, rows, sizes, float(cost_W[w])))
-    return tuple(lines)
+        results.append(WorkerResult(worker, host, samples, rows, sizes, float(cost_W[w])))
+    return tuple(results)
 
 
 def policy_result(name: str, outcome: Outcome) -> PolicyResult:
-    """The line of a measured policy."""
-    workers = _worker_lines(outcome)
+    """The result of a measured policy."""
+    workers = _worker_results(outcome)
     rows = {kind: sum(w.rows[kind] for w in workers) for kind in workers[0].rows}
     sizes = {kind: sum(w.bytes[kind] for w in workers) for kind in workers[0].bytes}
     rows["allreduce"] = outcome.traffic.hot_rows
     sizes["plans"] += int(outcome.traffic.plan_bytes_K.sum())
     return PolicyResult(
-        name,
-        rows,
-        sizes,
-        workers,
-        outcome.steps,
-        outcome.transmission_cost_s,
-        outcome.step_time_s,
-        outcome.hit_rate,
-        outcome.decision_ms,
-        outcome.policy.exact,
-        outcome.policy.order_changed,
-        outcome.policy.unbounded,
+        name=name,
+        rows=rows,
+        bytes=sizes,
+        per_worker=workers,
+        steps=outcome.steps,
+        transmission_cost_s=outcome.transmission_cost_s,
+        step_time_s=outcome.step_time_s,
+        hit_rate=outcome.hit_rate,
+        decision_ms=outcome.decision_ms,
+        exact=outcome.policy.exact,
+        order_changed=outcome.policy.order_changed,
+        reference=outcome.policy.unbounded,
     )
 
 
-def bound_result(bound: Bound, job: Workload) -> PolicyResult:
-    """The line of the lower bound; it says how much moves, not why."""
+def bound_result(bound: Bound) -> PolicyResult:
+    """The result of the lower bound; all its pulls count as misses, all its pushes as updates."""
     zero = dict.fromkeys((*KIND_NAMES, "drain", "allreduce"), 0)
     rows = zero | {"miss_pull": int(bound.pulls_A.sum()), "update_push": int(bound.pushes_A.sum())}
     sizes = zero | {"miss_pull": round(bound.pull_bytes), "update_push": round(bound.push_bytes)}
     sizes |= {"samples": 0, "plans": 0, "dense": 0}
     return PolicyResult(
-        LOWER_BOUND,
-        rows,
-        sizes,
-        (),
-        None,
-        bound.transmission_cost_s,
-        bound.step_time_s,
-        None,
-        None,
+        name=LOWER_BOUND,
+        rows=rows,
+        bytes=sizes,
+        per_worker=(),
+        steps=None,
+        transmission_cost_s=bound.transmission_cost_s,
+        step_time_s=bound.step_time_s,
+        hit_rate=None,
+        decision_ms=None,
         exact=True,
         order_changed=False,
         reference=True,
     )
 
 
-def _as_json(entry: PolicyResult) -> dict[str, object]:
+def _as_json(result: PolicyResult) -> dict[str, object]:
     return {
-        "rows": entry.rows,
-        "bytes": entry.bytes,
-        "workers": [worker.worker for worker in entry.per_worker],
-        "measured_steps": entry.steps,
-        "per_worker": [vars(worker) for worker in entry.per_worker],
-        "transmission_cost_s": entry.transmission_cost_s,
-        "step_time_s": entry.step_time_s,
-        "hit_rate": entry.hit_rate,
-        "decision_ms": entry.decision_ms,
-        "exact": entry.exact,
-        "order_changed": entry.order_changed,
-        "reference": entry.reference,
+        "rows": result.rows,
+        "bytes": result.bytes,
+        "workers": [worker.worker for worker in result.per_worker],
+        "measured_steps": result.steps,
+        "per_worker": [vars(worker) for worker in result.per_worker],
+        "transmission_cost_s": result.transmission_cost_s,
+        "step_time_s": result.step_time_s,
+        "hit_rate": result.hit_rate,
+        "decision_ms": result.decision_ms,
+        "exact": result.exact,
+        "order_changed": result.order_changed,
+        "reference": result.reference,
     }
 
 
-def to_json(lines: list[PolicyResult], job: Workload, data: str) -> dict[str, object]:
+def to_json(results: Sequence[PolicyResult], job: Workload, data: str) -> dict[str, object]:
     """The documented JSON of a comparison."""
     setup = job.setup
     return {
@@ -156,5 +157,5 @@ def to_json(lines: list[PolicyResult], job: Workload, data: str) -> dict[str, ob
         "steps": job.steps,
         "warmup": job.warmup,
         "seed": setup.seed,
-        "policies": {entry.name: _as_json(entry) for entry in lines},
+        "policies": {result.name: _as_json(result) for result in results},
     }

@@ -1,4 +1,4 @@
-"""What a report shows of a policy beyond its line: steps, phases, links, a timeline.
+"""Details of a policy for a report: steps, phases, links, a timeline.
 
 Axes: W workers, H hosts.
 """
@@ -38,11 +38,11 @@ class Detail:
     """A policy's measured steps."""
 
     workers: tuple[int, ...]
-    step: list[int]  # where a bin of steps begins
+    step: list[int]  # the first step of each bin
     hit_rate: list[float]
     step_time_s: list[float]
-    path_s: dict[str, float]  # a step by phase, at the worker that others wait for; means
-    worker_s: dict[str, list[float]]  # a step by phase and worker, adding up to the step; means
+    path_s: dict[str, float]  # mean step by phase, at the slowest worker
+    worker_s: dict[str, list[float]]  # mean step by phase and worker; the phases sum to the step
     links: list[LinkLoad]
     timeline: list[StepTime]  # the last steps
 
@@ -53,7 +53,7 @@ class Detail:
 
 @dataclass
 class Recorder:
-    """Watches a measurement and keeps what its detail needs."""
+    """Watches a measurement and keeps the times and hits of its steps."""
 
     warmup: int
     tick: Callable[[], None] = lambda: None
@@ -77,62 +77,63 @@ class Recorder:
         counts = np.add.reduceat(np.ones(len(total)), starts)
         binned = np.add.reduceat(hits, starts)
         return Detail(
-            outcome.workers,
-            [self.steps[i] for i in starts],
-            (binned[:, 0] / np.maximum(1, binned[:, 1])).tolist(),
-            (np.add.reduceat(total, starts) / counts).tolist(),
-            _means([critical_path(time) for time in self.times]),
-            _worker_means(self.times),
-            _links(outcome),
-            self.times[-TIMELINE_STEPS:],
+            workers=outcome.workers,
+            step=[self.steps[i] for i in starts],
+            hit_rate=(binned[:, 0] / np.maximum(1, binned[:, 1])).tolist(),
+            step_time_s=(np.add.reduceat(total, starts) / counts).tolist(),
+            path_s=_means([critical_path(time) for time in self.times]),
+            worker_s=_worker_means(self.times),
+            links=_links(outcome),
+            timeline=self.times[-TIMELINE_STEPS:],
         )
 
 
 def critical_path(time: StepTime) -> dict[str, float]:
-    """The step's time by phase at the worker the others wait for; adds up to the step.
+    """The step's time by phase at the slowest worker; the phases sum to the step.
 
-    Pulls that run beside pushes of others are not waited for.
+    Pulls that run beside pushes of others do not count.
     """
     w = int(np.argmax(time.turn_W))
-    parts = {
+    phase_s = {
         "compute": float(time.compute_W[w]),
         "early": max(0.0, float(time.early_W[w] - time.compute_W[w])),
         "urgent": float(time.pushing_W[w]),
         "late": float(time.pulling_W[w]),
         "allreduce": time.allreduce_s,
     }
-    return parts | {"wait": max(0.0, time.total_s - sum(parts.values()))}
+    # The rest of a step that the shards' links determine.
+    return phase_s | {"wait": max(0.0, time.total_s - sum(phase_s.values()))}
 
 
-def _means(parts: list[dict[str, float]]) -> dict[str, float]:
-    return {phase: float(np.mean([part[phase] for part in parts])) for phase in PHASES}
+def _means(paths: list[dict[str, float]]) -> dict[str, float]:
+    return {phase: float(np.mean([path[phase] for path in paths])) for phase in PHASES}
 
 
 def _worker_means(times: list[StepTime]) -> dict[str, list[float]]:
-    """Mean seconds of each worker by phase; early transfers beside compute are not waited for."""
+    """Mean seconds of each worker by phase; early transfers count if compute does not hide them."""
     compute_W = np.mean([time.compute_W for time in times], axis=0)
     early_W = np.mean([np.maximum(0, time.early_W - time.compute_W) for time in times], axis=0)
     urgent_W = np.mean([time.urgent_W for time in times], axis=0)
     late_W = np.mean([time.pulling_W for time in times], axis=0)
     allreduce_W = np.full(len(late_W), np.mean([time.allreduce_s for time in times]))
-    parts: list[F64] = [compute_W, early_W, urgent_W, late_W, allreduce_W]
-    wait_W = np.maximum(0, np.mean([time.total_s for time in times]) - np.sum(parts, axis=0))
-    return {phase: values.tolist() for phase, values in zip(PHASES, [*parts, wait_W], strict=True)}
+    busy: list[F64] = [compute_W, early_W, urgent_W, late_W, allreduce_W]
+    wait_W = np.maximum(0, np.mean([time.total_s for time in times]) - np.sum(busy, axis=0))
+    return {phase: values.tolist() for phase, values in zip(PHASES, [*busy, wait_W], strict=True)}
 
 
 def _links(outcome: Outcome) -> list[LinkLoad]:
     cluster = outcome.setup.cluster
     up_H, down_H = link_bytes(outcome.traffic, cluster, outcome.steps)
-    whole_s = outcome.step_time_s * outcome.steps or 1.0
+    total_s = outcome.step_time_s * outcome.steps or 1.0
     return [
         LinkLoad(
-            host.name,
-            host.up_bytes_s * 8e-9,
-            host.down_bytes_s * 8e-9,
-            float(up),
-            float(down),
-            float(up / host.up_bytes_s / whole_s),
-            float(down / host.down_bytes_s / whole_s),
+            host=host.name,
+            up_gbit_s=host.up_bytes_s * 8e-9,
+            down_gbit_s=host.down_bytes_s * 8e-9,
+            up_bytes=float(up),
+            down_bytes=float(down),
+            up_busy=float(up / host.up_bytes_s / total_s),
+            down_busy=float(down / host.down_bytes_s / total_s),
         )
         for host, up, down in zip(cluster.hosts, up_H, down_H, strict=True)
     ]
@@ -147,7 +148,7 @@ def _plain(time: StepTime) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One policy with one size of cache."""
+    """One policy with one cache size."""
 
     policy: str
     cache: str  # as given
@@ -162,19 +163,19 @@ def sweep_point(name: str, cache: str, outcome: Outcome) -> SweepPoint:
     """A measured policy as a point of a sweep."""
     rows = int(outcome.setup.capacity_WA[0].sum())
     return SweepPoint(
-        name,
-        cache,
-        rows,
-        rows / outcome.setup.schema.num_rows,
-        outcome.transmission_cost_s,
-        outcome.step_time_s,
-        outcome.hit_rate,
+        policy=name,
+        cache=cache,
+        cache_rows=rows,
+        cache_share=rows / outcome.setup.schema.num_rows,
+        transmission_cost_s=outcome.transmission_cost_s,
+        step_time_s=outcome.step_time_s,
+        hit_rate=outcome.hit_rate,
     )
 
 
 @dataclass(frozen=True)
 class TradeoffPoint:
-    """One policy at one value of what a panel varies."""
+    """One policy at one value of the quantity that a panel varies."""
 
     panel: str
     policy: str
@@ -186,29 +187,34 @@ class TradeoffPoint:
 
 def tradeoff_point(panel: str, x: float, name: str, outcome: Outcome) -> TradeoffPoint:
     """A measured policy as a point of a panel."""
-    rows = int(outcome.traffic.rows_WKIP.sum())
-    cost, time = outcome.transmission_cost_s, outcome.step_time_s
-    return TradeoffPoint(panel, name, x, rows, cost, time)
+    return TradeoffPoint(
+        panel=panel,
+        policy=name,
+        x=x,
+        rows=int(outcome.traffic.rows_WKIP.sum()),
+        transmission_cost_s=outcome.transmission_cost_s,
+        step_time_s=outcome.step_time_s,
+    )
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """All that the report shows."""
+    """All data of a report."""
 
     data: str
     network: str
     job: Workload
-    lines: Sequence[PolicyResult]
+    results: Sequence[PolicyResult]
     details: Mapping[str, Detail]
     sweep: Sequence[SweepPoint] = ()
     tradeoffs: Sequence[TradeoffPoint] = ()
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON, and under `report` what the figures need beside it."""
+        """The documented JSON, and the further data of the figures under `report`."""
         extra = {
             "network": self.network,
             "details": {name: detail.as_json() for name, detail in self.details.items()},
             "sweep": [asdict(point) for point in self.sweep],
             "tradeoffs": [asdict(point) for point in self.tradeoffs],
         }
-        return to_json(list(self.lines), self.job, self.data) | {"report": extra}
+        return to_json(self.results, self.job, self.data) | {"report": extra}

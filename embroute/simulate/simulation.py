@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,16 +28,16 @@ from embroute.policies.catalog import make_policy
 
 CALIBRATION_SHARE = 0.05  # of the data, read to choose a hot set (FAE's default)
 CALIBRATION_BATCHES = (10, 200)  # but at least and at most so many batches
-TRIAL_STEPS, TRIAL_WARMUP = 40, 10  # to choose the workers of workers=fast
+TRIAL_STEPS, TRIAL_WARMUP = 40, 10  # of each trial of workers=fast
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What to simulate: data, setup, and which steps are measured."""
+    """What to simulate: data, setup, and the steps to measure."""
 
     source: Source
     setup: Setup
-    steps: int = 90  # in all, warm-up included
+    steps: int = 90  # with the warm-up
     warmup: int = 10
     epochs: int | None = 1
     shuffle: bool = False
@@ -76,7 +77,7 @@ class Outcome:
     setup: Setup
     steps: int
     traffic: Traffic
-    drain_rows_W: I64  # of a drain at the end, less that of one at the start
+    drain_rows_W: I64  # of a drain at the end, less a drain after the warm-up
     drain_bytes_WK: I64
     transmission_cost_s: float
     step_time_s: float
@@ -85,23 +86,23 @@ class Outcome:
 
 
 def kernels_are_compiled() -> bool:
-    """Whether an earlier run compiled the brain's kernels; the first one takes longer."""
+    """Whether an earlier run compiled the planner's kernels; the first run takes longer."""
     return is_compiled(place)
 
 
 def calibrate(job: Workload) -> I64:
     """Look-ups per row in a sample of the data, from which hot sets are chosen.
 
-    FAE samples the whole data set. Here the sample follows the steps that are priced, where the
-    data is long enough: a hot set chosen on those very steps would know rows used only in them.
+    FAE samples the whole data set. Here the sample follows the priced steps if the data is long
+    enough. A hot set chosen on the priced steps would know rows that occur in them alone.
     """
     counts_R = np.zeros(job.setup.schema.num_rows, np.int64)
     least, most = CALIBRATION_BATCHES
     size = job.setup.batch_size
     samples = job.source.num_samples or 0
-    wanted = min(max(least, int(CALIBRATION_SHARE * samples / size)), most)
-    skipped = job.steps if samples >= (job.steps + wanted) * size else 0
-    for batch in islice(batches(job.source, size), skipped, skipped + wanted):
+    count = min(max(least, int(CALIBRATION_SHARE * samples / size)), most)
+    first = job.steps if samples >= (job.steps + count) * size else 0
+    for batch in islice(batches(job.source, size), first, first + count):
         np.add.at(counts_R, batch.rows[batch.rows >= 0], 1)
     return counts_R
 
@@ -112,14 +113,14 @@ def price_step(step: Step) -> StepReport:
     moved = traffic(plan, setup)
     hits, touches = plan.hits
     return StepReport(
-        plan.step,
-        moved,
-        step_time(moved, setup.cluster),
-        transmission_cost(moved, setup.cluster),
-        hits,
-        touches,
-        step.decision_s + step.window_s,
-        plan.now.batch.hot,
+        step=plan.step,
+        traffic=moved,
+        time=step_time(moved, setup.cluster),
+        transmission_cost_s=transmission_cost(moved, setup.cluster),
+        hits=hits,
+        touches=touches,
+        decision_s=step.decision_s + step.window_s,
+        hot=plan.now.batch.hot,
     )
 
 
@@ -135,42 +136,46 @@ def simulate(policy: Policy, job: Workload) -> Iterator[StepReport]:
         yield price_step(step)
 
 
-def _drain_size(state: State, policy: Policy) -> tuple[I64, I64]:
-    """Rows per worker, and bytes per worker and shard, of a drain now."""
+class _Drain(NamedTuple):
+    """What a drain moves."""
+
+    rows_W: I64
+    bytes_WK: I64
+
+
+def _drain_now(state: State, policy: Policy) -> _Drain:
+    """What a drain would move in this state."""
     workers, shards = state.setup.num_workers, state.setup.cluster.num_shards
     rows, sizes = empty_counts(workers, shards), empty_counts(workers, shards)
     tally(drain_transfers(state, policy.sync.record), state.setup.record_bytes_XA, rows, sizes)
-    return rows.sum((1, 2, 3)), sizes.sum((2, 3))
-
-
-def _unwatched(step: StepReport) -> None:
-    pass
+    return _Drain(rows_W=rows.sum((1, 2, 3)), bytes_WK=sizes.sum((2, 3)))
 
 
 def measure(
-    policy: Policy, job: Workload, watch: Callable[[StepReport], None] = _unwatched
+    policy: Policy, job: Workload, watch: Callable[[StepReport], None] = lambda report: None
 ) -> Outcome:
-    """Simulate a policy and sum its measured steps; `watch` sees every step, warm-up too."""
+    """Simulate a policy and sum its measured steps; `watch` sees every step and the warm-up."""
     workers = choose_workers(policy, job)
     job = with_workers(job, workers)
     state = start_simulation(policy, job)
-    before = _drain_size(state, policy)
+    before = _drain_now(state, policy)
     reports = []
     for step in plans(policy, job.batches(), state):
-        priced = price_step(step)
-        if step.plan.step < job.warmup:
-            before = _drain_size(state, policy) if step.plan.step == job.warmup - 1 else before
-        else:
-            reports.append(priced)
-        watch(priced)
+        report = price_step(step)
+        if report.step >= job.warmup:
+            reports.append(report)
+        elif report.step == job.warmup - 1:
+            before = _drain_now(state, policy)
+        watch(report)
     if not reports:
         raise ValueError(
             f"--warmup {job.warmup}: the data ends before the first measured step "
             f"(batches of {job.setup.batch_size} samples); use a smaller batch or more epochs"
         )
-    after = _drain_size(state, policy)
-    difference = (after[0] - before[0], after[1] - before[1])
-    return _outcome(policy, workers, state.setup, reports, difference)
+    # The measured steps answer for the updates that they leave in the caches, not the warm-up's.
+    after = _drain_now(state, policy)
+    drain = _Drain(after.rows_W - before.rows_W, after.bytes_WK - before.bytes_WK)
+    return _outcome(policy, workers, state.setup, reports, drain)
 
 
 def _outcome(
@@ -178,28 +183,28 @@ def _outcome(
     workers: tuple[int, ...],
     setup: Setup,
     reports: list[StepReport],
-    drained: tuple[I64, I64],
+    drain: _Drain,
 ) -> Outcome:
     """Sums and means over the measured steps."""
     total = reports[0].traffic
     for later in reports[1:]:
         total = total + later.traffic
-    pushes_WKI = np.zeros((*drained[1].shape, total.rows_WKIP.shape[2]), np.int64)
-    pushes_WKI[:, :, UPDATE_PUSH] = drained[1]
-    drain_cost = float(transfer_cost_W(pushes_WKI, setup.cluster).sum())
-    touches = sum(step.touches for step in reports)
+    pushes_WKI = np.zeros((*drain.bytes_WK.shape, total.rows_WKIP.shape[2]), np.int64)
+    pushes_WKI[:, :, UPDATE_PUSH] = drain.bytes_WK
+    drain_cost_s = float(transfer_cost_W(pushes_WKI, setup.cluster).sum())
+    touches = sum(report.touches for report in reports)
     return Outcome(
-        policy,
-        workers,
-        setup,
-        len(reports),
-        total,
-        drained[0],
-        drained[1],
-        sum(step.transmission_cost_s for step in reports) + drain_cost,
-        float(np.mean([step.time.total_s for step in reports])),
-        sum(step.hits for step in reports) / max(1, touches),
-        1e3 * float(np.median([step.decision_s for step in reports])),
+        policy=policy,
+        workers=workers,
+        setup=setup,
+        steps=len(reports),
+        traffic=total,
+        drain_rows_W=drain.rows_W,
+        drain_bytes_WK=drain.bytes_WK,
+        transmission_cost_s=sum(report.transmission_cost_s for report in reports) + drain_cost_s,
+        step_time_s=float(np.mean([report.time.total_s for report in reports])),
+        hit_rate=sum(report.hits for report in reports) / max(1, touches),
+        decision_ms=1e3 * float(np.median([report.decision_s for report in reports])),
     )
 
 
@@ -209,13 +214,13 @@ def workload_bound(job: Workload) -> Bound:
 
 
 def with_workers(job: Workload, workers: tuple[int, ...]) -> Workload:
-    """The same job, the same global batch, on some of the workers."""
+    """The same job and global batch on some of the workers."""
     if len(workers) == job.setup.num_workers:
         return job
     shares = tuple(job.setup.shares[w] for w in workers) if job.setup.shares else ()
     if shares and not sum(shares):
-        listed = ", ".join(map(str, workers))
-        raise ValueError(f"--quotas: workers {listed}, the only ones of the policy, have no share")
+        numbers = ", ".join(map(str, workers))
+        raise ValueError(f"--quotas: workers {numbers}, the only ones of the policy, have no share")
     setup = replace(job.setup, cluster=job.setup.cluster.only(workers), shares=shares)
     return replace(job, setup=setup)
 
@@ -226,25 +231,25 @@ def choose_workers(policy: Policy, job: Workload) -> tuple[int, ...]:
     if policy.workers == "all":
         return tuple(range(count))
     if policy.workers != "fast":
-        return _listed(policy, count)
-    speed = job.setup.cluster.fastest_first
+        return _worker_list(policy, count)
+    order = job.setup.cluster.fastest_first
     trial = replace(job, steps=min(job.steps, TRIAL_STEPS), warmup=min(job.warmup, TRIAL_WARMUP))
-    everyone = replace(policy, workers="all")
+    trial_policy = replace(policy, workers="all")
     best: tuple[float, tuple[int, ...]] = (np.inf, tuple(range(count)))
     for size in range(count, 0, -1):
-        subset = tuple(sorted(int(w) for w in speed[:size]))
+        subset = tuple(sorted(int(w) for w in order[:size]))
         try:
-            time_s = measure(everyone, with_workers(trial, subset)).step_time_s
+            time_s = measure(trial_policy, with_workers(trial, subset)).step_time_s
         except ValueError:
             continue  # the caches of so few workers do not hold a step
         best = min(best, (time_s, subset))
     return best[1]
 
 
-def _listed(policy: Policy, count: int) -> tuple[int, ...]:
-    parts = policy.workers.split("+")
-    numbers = [int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part)]
-    if len(set(numbers)) < len(parts) or max(numbers) >= count:
+def _worker_list(policy: Policy, count: int) -> tuple[int, ...]:
+    terms = policy.workers.split("+")
+    numbers = [int(term) for term in terms if re.fullmatch("[0-9]{1,9}", term)]
+    if len(set(numbers)) < len(terms) or max(numbers) >= count:
         raise ValueError(
             f"policy {policy.name}: workers must be all, fast, or numbers below {count} such as "
             f"0+1+2, got {policy.workers!r}"
@@ -252,8 +257,6 @@ def _listed(policy: Policy, count: int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def measure_named(
-    text: str, job: Workload, watch: Callable[[StepReport], None] = _unwatched
-) -> Outcome:
+def measure_named(name: str, job: Workload) -> Outcome:
     """Measure the policy of a name."""
-    return measure(make_policy(text), job, watch)
+    return measure(make_policy(name), job)

@@ -1,4 +1,4 @@
-"""A comparison again with other caches, bounds of staleness and links, for its report."""
+"""Repeat a comparison with other caches, staleness bounds and links, for its report."""
 
 from __future__ import annotations
 
@@ -23,10 +23,18 @@ from embroute.simulate.recorder import (
 )
 from embroute.simulate.simulation import Outcome, Workload, measure
 
+TRADEOFF_POLICIES = ("nocache", "vanilla", "het(100)", "herald", "esd(1)")
+PAPER_CACHES = (4, 6, 8, 10)  # per cent of the rows that occur
+STALENESS_BOUNDS = (0, 1, 3, 10, 30, 100)
+EQUAL_GBIT = (1.0, 10.0, 100.0)
+LINK_RATIOS = (1.0, 2.0, 5.0, 10.0)  # of fast links to slow ones
+FAST_GBIT, SERVER_GBIT = 5.0, 10.0  # beside slow links
+COMPUTE_S = 0.05e-3  # of a sample, if the job has none; otherwise only links would count
+
 
 @contextmanager
 def steps_bar(console: Console, total: int) -> Iterator[Callable[[str, int], Callable[[], None]]]:
-    """A bar; what is under way is named with the steps done before it, and gets its tick."""
+    """A progress bar of steps. It starts a task by name and steps done, and gives its tick."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -46,29 +54,29 @@ def steps_bar(console: Console, total: int) -> Iterator[Callable[[str, int], Cal
 
 @dataclass(frozen=True)
 class Case:
-    """A policy on a job that differs in one thing."""
+    """A policy on a job that differs in one quantity."""
 
     policy: str
-    varied: str  # what differs, and how, for people
+    varied: str  # the quantity and its value, for messages
     x: float
     job: Workload
     panel: str = ""
 
 
-def _measured(cases: list[Case], console: Console) -> Iterator[tuple[Case, Outcome]]:
-    """Measure cases with a bar; a cache that cannot hold a step is left out."""
+def _measure_cases(cases: list[Case], console: Console) -> Iterator[tuple[Case, Outcome]]:
+    """Measure cases with a progress bar; a case whose cache cannot hold a step is left out."""
     done = 0
     with steps_bar(console, sum(case.job.steps for case in cases)) as begin_one:
         for case in cases:
             recorder = Recorder(0, begin_one(f"{case.policy}, {case.varied}", done))
             done += case.job.steps
             try:
-                found = measure(make_policy(case.policy), case.job, recorder.watch)
+                outcome = measure(make_policy(case.policy), case.job, recorder.watch)
             except ValueError as error:
-                told = f"{case.policy}, {case.varied}: {error}"
-                click.echo(f"left out of the report: {told}", err=True)
+                reason = f"{case.policy}, {case.varied}: {error}"
+                click.echo(f"left out of the report: {reason}", err=True)
                 continue
-            yield case, found
+            yield case, outcome
 
 
 def _with_cache(job: Workload, cache: str) -> Workload:
@@ -76,7 +84,7 @@ def _with_cache(job: Workload, cache: str) -> Workload:
 
 
 def _with_cluster(job: Workload, cluster: Cluster) -> Workload:
-    """The job on other links; its compute and dense gradients stay."""
+    """The job on other links, with the same compute and dense gradients."""
     old = job.setup.cluster
     compute_s = old.compute_s_per_sample or COMPUTE_S
     new = replace(cluster, compute_s_per_sample=compute_s, dense_bytes=old.dense_bytes)
@@ -93,16 +101,17 @@ def sweep_caches(
         for i, cache in enumerate(caches)
     ]
     return [
-        sweep_point(case.policy, caches[int(case.x)], found)
-        for case, found in _measured(cases, console)
+        sweep_point(case.policy, caches[int(case.x)], outcome)
+        for case, outcome in _measure_cases(cases, console)
     ]
 
 
 def tradeoff_cases(job: Workload) -> list[Case]:
-    """What the papers vary, one thing at a time, with the policies that can train like this.
+    """The papers' variations, one quantity at a time, with policies that support the optimizer.
 
-    Papers' caches are full: they train whole data sets. So are those of a few steps if they are
-    shares of the rows that occur in these; the papers' 10 % is what is not varied.
+    Papers train whole data sets, so their caches are full. Caches of a few steps are full if they
+    are shares of the rows that occur in these steps. Panels that do not vary the cache use the
+    papers' 10 %.
     """
     workers, optimizer = job.setup.num_workers, job.setup.optimizer
     occurring = len(np.unique(np.concatenate([batch.rows for batch in job.batches()])))
@@ -113,17 +122,21 @@ def tradeoff_cases(job: Workload) -> list[Case]:
     cases = [
         Case(name, f"cache {share} %", share, cached(share), "cache")
         for share in PAPER_CACHES
-        for name in POLICIES
+        for name in TRADEOFF_POLICIES
     ]
     job, slow = cached(PAPER_CACHES[-1]), workers // 2
-    cases += [Case(f"het({s})", f"bound {s}", s, job, "staleness") for s in BOUNDS]
+    cases += [Case(f"het({s})", f"bound {s}", s, job, "staleness") for s in STALENESS_BOUNDS]
     for gbit in EQUAL_GBIT:
         equal = _with_cluster(job, star_cluster([gbit] * workers, gbit))
-        cases += [Case(name, f"{gbit:g} Gbit/s", gbit, equal, "bandwidth") for name in POLICIES]
-    for ratio in RATIOS:
-        links = [5.0] * (workers - slow) + [5.0 / ratio] * slow
-        uneven = _with_cluster(job, star_cluster(links, 10.0))
-        cases += [Case(name, f"links 1:{ratio:g}", ratio, uneven, "ratio") for name in POLICIES]
+        cases += [
+            Case(name, f"{gbit:g} Gbit/s", gbit, equal, "bandwidth") for name in TRADEOFF_POLICIES
+        ]
+    for ratio in LINK_RATIOS:
+        links = [FAST_GBIT] * (workers - slow) + [FAST_GBIT / ratio] * slow
+        uneven = _with_cluster(job, star_cluster(links, SERVER_GBIT))
+        cases += [
+            Case(name, f"links 1:{ratio:g}", ratio, uneven, "ratio") for name in TRADEOFF_POLICIES
+        ]
     return [
         case for case in cases if optimizer not in make_policy(case.policy).sync.refused_optimizers
     ]
@@ -132,24 +145,6 @@ def tradeoff_cases(job: Workload) -> list[Case]:
 def measure_tradeoffs(job: Workload, console: Console) -> list[TradeoffPoint]:
     """Measure the papers' trade-offs."""
     return [
-        tradeoff_point(case.panel, case.x, case.policy, found)
-        for case, found in _measured(tradeoff_cases(job), console)
+        tradeoff_point(case.panel, case.x, case.policy, outcome)
+        for case, outcome in _measure_cases(tradeoff_cases(job), console)
     ]
-
-
-POLICIES = ("nocache", "vanilla", "het(100)", "herald", "esd(1)")
-
-
-PAPER_CACHES = (4, 6, 8, 10)  # per cent of the rows that occur
-
-
-BOUNDS = (0, 1, 3, 10, 30, 100)  # of staleness
-
-
-EQUAL_GBIT = (1.0, 10.0, 100.0)
-
-
-RATIOS = (1.0, 2.0, 5.0, 10.0)  # of fast links (5 Gbit/s) to slow ones
-
-
-COMPUTE_S = 0.05e-3  # of a sample, where the job has none and links would be all that counts

@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from embroute.kernels.array_types import I64
-from embroute.report.run_summary import SUMMARY, Summary
+from embroute.report.run_folder import SUMMARY, Summary
 
 REPORT_S, LIVE_S = 10.0, 0.2
 METRICS = "metrics.jsonl"

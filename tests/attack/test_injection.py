@@ -13,8 +13,15 @@ from rich.console import Console
 
 from embroute.config.spec import csv_cell
 from embroute.report.page import Page, Sheet, render
-from embroute.report.run_folder import Evaluation, MetricsLine, RunHistory, read_history
-from embroute.report.run_summary import Summary, read_summary, runs_table
+from embroute.report.run_folder import (
+    Evaluation,
+    MetricsLine,
+    RunHistory,
+    Summary,
+    read_history,
+    read_summary,
+    runs_table,
+)
 from embroute.report.runs_page import runs_page
 from tests.pages import block, compared
 
