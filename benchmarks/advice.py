@@ -1,7 +1,7 @@
-"""The adviser's first choice beside the best of its own search space, simulated one by one.
+"""The adviser's first choice beside the best of its search space, simulated one by one.
 
-`python -m benchmarks.advice --data FOLDER --log advice.jsonl`; FOLDER holds online_retail,
-criteo_adkdd21 and globo. Every answer is a line of the log, so an interrupted run goes on.
+Run `python -m benchmarks.advice --data FOLDER --log advice.jsonl`. FOLDER holds
+criteo_adkdd21 and globo. Every answer is a line of the log, so an interrupted run continues there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Line = dict[str, object]
 
 @dataclass(frozen=True)
 class Ask:
-    """How one is asked: the defaults of the command, or wide rows, little compute and memory."""
+    """A question: the defaults of the command, or wide rows with little compute and memory."""
 
     name: str
     dim: str
@@ -51,7 +51,7 @@ ASKS = (Ask("default", "64", 0.05, False), Ask("rows", "256", 0.005, True))
 
 
 def wish_of(ask: Ask, network: str, source: Source) -> Constraints:
-    """What the command line would make of it."""
+    """The constraints that the command line makes of a question."""
     asked = AdviseArgs(
         DataOptions(),
         data="",
@@ -79,7 +79,7 @@ def wish_of(ask: Ask, network: str, source: Source) -> Constraints:
 
 
 class Log:
-    """Lines of JSON by key; what is known is not asked again."""
+    """Lines of JSON by key. A known answer is not computed again."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.known = path, dict[str, Line]()
@@ -88,19 +88,19 @@ class Log:
             self.known[line["key"]] = line
 
     def add(self, key: str, line: Line) -> Line:
-        """Write a line down."""
+        """Append a line to the file."""
         self.known[key] = {"key": key, "commit": commit(), **line}
         with self.path.open("a") as file:
             file.write(json.dumps(self.known[key]) + "\n")
         return self.known[key]
 
     def commits(self) -> str:
-        """What was measured."""
+        """The commits that were measured."""
         return ", ".join(sorted({str(line["commit"]) for line in self.known.values()}))
 
 
 def first_choice(wish: Constraints, key: str, log: Log) -> Configuration:
-    """What the adviser puts first."""
+    """The choice that the adviser puts first."""
     line = log.known.get(key)
     if line is None:
         told: list[str] = []
@@ -165,13 +165,13 @@ def main() -> None:
         rows = [row_of(case, sources[case[0]], log) for case in cases]
     batches = " or ".join(map(str, BATCHES))
     message = (
-        "The adviser's first choice, trimmed cache and all, beside the best of all choices it may "
-        "make (policies that are exact and keep the order, 1, 2, 4 or 8 workers, as many samples a "
-        f"step as {batches} on each of eight), each simulated for {SPAN[0]} steps of which "
-        f"{SPAN[1]} are warm-up. Batches differ, so what is compared is step time over samples, "
-        f"the quantity that the adviser minimises. It simulates {FULL_SPAN.steps} steps of three "
-        "choices. `default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, 8 GB). "
-        "`rows`: dim 256, 0.005 ms a sample, memory for caches of a tenth of the rows. "
+        "The adviser's first choice, with its trimmed cache, beside the best of its search space: "
+        "exact policies that keep the order, 1, 2, 4 or 8 workers, as many samples a step as "
+        f"{batches} on each of eight workers. Each choice is simulated for {SPAN.steps} steps, of "
+        f"which {SPAN.warmup} are warm-up. Batches differ, so the table compares step time over "
+        f"samples, which the adviser minimises. The adviser simulates {FULL_SPAN.steps} steps of "
+        "three choices. `default`: the command's defaults (deepfm, dim 64, 0.05 ms a sample, "
+        "8 GB). `rows`: dim 256, 0.005 ms a sample, memory for caches of a tenth of the rows. "
         f"Simulated at commit {log.commits()}."
     )
     headings = ["trace, network, asked", "choices", "first choice", "best of all"]

@@ -1,6 +1,6 @@
 """Time of the exact assignment, beside scipy's at the size where scipy is still quick.
 
-`python -m benchmarks.assignment` prints a table and writes it under benchmarks/results/.
+Run `python -m benchmarks.assignment`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZES = [(1024, 8), (8192, 8), (65536, 8), (1024, 64), (8192, 64)]
 SCIPY_SIZE = SIZES[0]
 REPEATS = 15
 SCIPY_REPEATS = 3
-# The most it may take on one core: thrice what a C++ version took, for 64 workers our own wish.
+# Largest time on one core: three times the time of a C++ version; for 64 workers our own target.
 LIMIT_MS = {(1024, 8): 2.1, (8192, 8): 12.0, (65536, 8): 117.0, (8192, 64): 60.0}
 
 
@@ -32,7 +32,7 @@ def uniform(rng: np.random.Generator, samples: int, workers: int) -> F64:
 
 
 def realistic(rng: np.random.Generator, samples: int, workers: int) -> F64:
-    """Pull times of 26 rows, each at hand or not, half the links ten times slower: many ties."""
+    """Pull times of 26 rows, each cached or not; half the links ten times slower. Many ties."""
     pull_s_W = np.where(np.arange(workers) < workers // 2, 0.1, 1.0) * 2e-6
     present_SW = rng.binomial(26, 0.6, (samples, workers))
     return np.asarray((26 - present_SW) * pull_s_W, np.float64)
@@ -70,7 +70,7 @@ def scipy_total(cost_SW: F64, quotas: NDArray[np.int64]) -> float:
 
 
 def row(costs: Costs, samples: int, workers: int) -> list[str]:
-    """One line of the table; at scipy's size also its time and the check that values agree."""
+    """One line of the table; at scipy's size also scipy's time and a check that totals agree."""
     cost_SW = costs(np.random.default_rng([0, samples, workers]), samples, workers)
     quotas = np.full(workers, samples // workers)
     worker_S = assign(cost_SW, quotas)
@@ -93,7 +93,7 @@ def main() -> None:
             rows.append(row(costs, samples, workers))
             print(rows[-1], flush=True)
     message = (
-        f"Medians of {REPEATS} (scipy: {SCIPY_REPEATS}, its columns expanded within the time)."
+        f"Medians of {REPEATS} runs (scipy: {SCIPY_REPEATS}; its time includes repeating columns)."
     )
     table = markdown(HEADINGS, rows)
     record(

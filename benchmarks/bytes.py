@@ -1,6 +1,6 @@
-"""Bytes of rows that real training moves, our own policy over ESD, beside the simulator's ratio.
+"""Row bytes that real training moves with `embroute` and with ESD, beside the simulator's ratio.
 
-`python -m benchmarks.bytes` trains on built-in data, each rank a process on this machine.
+Run `python -m benchmarks.bytes`. It trains on built-in data; each rank is a process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def trained(data: str, policy: str, folder: Path) -> int:
 
 
 def simulated(data: str, policy: str) -> int:
-    """Row bytes of the same steps as the simulator prices them."""
+    """Row bytes of the same steps in the simulator."""
     source = open_source(data)
     setup = Setup(source.schema, open_cluster(NETWORK), DIM, BATCH * WORKERS)
     outcome = measure_named(policy, Workload(source, setup, STEPS, 0))
@@ -62,9 +62,8 @@ def main() -> None:
             rows.append([data, *(f"{size / 1e6:.2f}" for size in real), *ratios])
     message = (
         f"{NETWORK}, {WORKERS} workers x {BATCH} samples, dim {DIM}, {STEPS} steps, SGD, caches of "
-        f"10 %. Megabytes of rows between workers and shards, counted by the workers as they move, "
-        "with what the end brings home. Training also moves the linear part of the model, one "
-        "float a row."
+        "10 %. Megabytes of rows between workers and shards, counted by the workers as they move, "
+        "with the final drain. Training also moves the linear part of the model, one float a row."
     )
     headings = ["data", f"{OWN}, MB", f"{OTHER}, MB", "ratio in training", "ratio simulated"]
     record("bytes", "Bytes of real training", f"{message}\n\n{markdown(headings, rows)}")

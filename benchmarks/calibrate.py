@@ -1,9 +1,9 @@
 """The presets' popularity laws beside published facts, and the fit that chose them.
 
-Usage: `python -m benchmarks.calibrate` prints what the presets give; with `--fit` also the laws
-that come nearest to the facts, in the form in which `synthetic_presets.py` writes them.
+Run `python -m benchmarks.calibrate` for the facts beside the presets' values. With `--fit` it
+prints the laws nearest to the facts, as embroute/data/synthetic/presets.py writes them.
 
-All is in closed form: no sample is drawn. Axes: B bins of ids of equal popularity.
+Everything is in closed form: no sample is drawn. Axes: B bins of ids of equal popularity.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from embroute.data.synthetic.presets import FieldLaw
 from embroute.data.synthetic.sampling import ITEM, USER
 from embroute.kernels.array_types import F64
 
-EXACT, BINS = 200, 300  # ranks that are bins of their own, and bins of the others
-MANY = 2000  # counts that a Gini coefficient of users looks at
+EXACT, BINS = 200, 300  # ranks with a bin each, and bins of the other ranks
+MANY = 2000  # counts that the Gini coefficient of users distinguishes
 PHASES = (np.arange(4) + 0.5) / 4
 LARGE = 1000  # smaller tables have no even tail: all their ids are popular enough
 
 
 @dataclass(frozen=True)
 class Popularity:
-    """Ids in bins: how many are in each, and their mean share of the look-ups."""
+    """Ids in bins: the number of ids in each bin, and their mean share of the look-ups."""
 
     ids_B: F64
     share_B: F64
@@ -66,8 +66,8 @@ def now(law: FieldLaw) -> Popularity:
 def over_time(law: FieldLaw, turns: float) -> Popularity:
     """Mean popularity over `turns` turnovers, in which an id goes from rank to rank.
 
-    An id is in a bin with those that share its rank at every time; all turn at one of a few phases.
-    The top stays what it is.
+    Ids that share a rank at every time share a bin. All ids turn at one of a few phases.
+    The top id keeps its rank.
     """
     rows, jump = law.num_rows, coprime(law.num_rows, 0.382)
     epochs = np.arange(int(turns) + 2)
@@ -88,8 +88,8 @@ def over_time(law: FieldLaw, turns: float) -> Popularity:
 def chances(times: int, mean: F64, sessions: float) -> F64:
     """Probabilities of 0, 1 ... times - 1 look-ups, if each has on average `sessions` followers.
 
-    Followers have followers: their number in all makes the count a generalised Poisson one
-    (Consul and Jain 1973).
+    Followers have followers. So the count follows a generalised Poisson distribution (Consul and
+    Jain 1973).
     """
     theta = np.maximum(mean * (1 - sessions), 1e-300)[:, None]
     count = np.arange(times)
@@ -110,7 +110,7 @@ def gini(popularity: Popularity, samples: int, sessions: float) -> float:
 
 
 def given(law: FieldLaw, knobs: Knobs, of: Ids | Top | Gini) -> float:
-    """What a law comes to where a fact was counted."""
+    """The value of a law for the quantity that a fact counts."""
     turns = knobs.drift / 1e6 * knobs.samples
     whole = not isinstance(of, Ids) or of.spread or of.samples == knobs.samples
     drifts = whole and law.side == ITEM and turns > 0
@@ -129,19 +129,19 @@ def given(law: FieldLaw, knobs: Knobs, of: Ids | Top | Gini) -> float:
 
 
 def loss(law: FieldLaw, knobs: Knobs, facts: tuple[Fact, ...]) -> float:
-    """Squared errors of logarithms, and a little for a law that is more than a power law."""
+    """Squared errors of logarithms, plus a small penalty for more than a power law."""
     errors = (f.weight * np.log(given(law, knobs, f.of) / f.value) ** 2 for f in facts)
     plain = np.log1p(law.offset) ** 2 + law.tail + law.top + (law.exponent - 1.2) ** 2
     return float(sum(errors)) + 1e-4 * float(plain)
 
 
 def fit(law: FieldLaw, knobs: Knobs, facts: tuple[Fact, ...]) -> FieldLaw:
-    """The law nearest to the facts: exponent and offset; tail and top where they may show."""
+    """The nearest law: exponent and offset, a tail for large tables, a top for a known share."""
     known = next((f.value for f in facts if f.of == Top(1)), 0.0)
     large = law.num_rows >= LARGE
 
     def of(x: F64) -> FieldLaw:
-        # Of items any part of the first share may be a top that stays.
+        # For items, any part of the first id's share may belong to a top that keeps its rank.
         top = known * float(expit(x[3])) if law.side == ITEM else known
         tail = float(expit(x[2])) * (1 - top) if large else 0.0
         offset = float(np.expm1(x[1]))
@@ -182,7 +182,7 @@ def name_of(of: Ids | Top | Gini) -> str:
 
 
 def number(value: float) -> str:
-    """Counts whole, shares with three digits."""
+    """A count without decimals, a share with three digits."""
     return f"{value:,.0f}" if value >= 1.5 else f"{value:.3g}"
 
 
@@ -193,7 +193,7 @@ def line(preset: str, field: str, of: Ids | Top | Gini, values: tuple[float, flo
 
 
 def lines(preset: str) -> Iterator[list[str]]:
-    """Every fact and what the preset gives; where facts are counts, also their sums."""
+    """Every fact beside the preset's value; for counts also their sums."""
     sums: dict[Ids, tuple[float, float]] = {}
     facts = [
         (law, fact)
@@ -210,7 +210,7 @@ def lines(preset: str) -> Iterator[list[str]]:
 
 
 def kept() -> list[str]:
-    """A fact that no fit has seen: ids of all Kaggle columns that come 200 times."""
+    """A fact held out of the fit: ids of all Kaggle columns that occur 200 times."""
     preset = LOG_PRESETS["criteo-kaggle"]
     often = Ids(preset.knobs.samples, 200)
     ours = sum(given(law, preset.knobs, often) for law in preset.fields)

@@ -1,7 +1,7 @@
-"""Checksums of checkpoints: what they add to reading and writing a shard's file, in page cache.
+"""Checksums of checkpoints: time they add to reading and writing a shard's file, in page cache.
 
-The file is read by `load_shard` as it is, and with the comparison of sums left out, in turns. The
-page cache is the hardest case: a disk is slower, and the sums cost the same.
+`load_shard` reads the file with and without comparing sums, in turns. The page cache is the
+hardest case: a disk is slower, and the sums cost the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NoSum:
     """A hash that does nothing."""
 
     def update(self, _: memoryview) -> None:
-        """Take no notice."""
+        """Ignore the data."""
 
     def hexdigest(self) -> str:
         """Zeros."""
@@ -69,7 +69,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 @contextmanager
 def unsummed() -> Iterator[None]:
-    """Tensor files are read as if another program had written them."""
+    """Read tensor files as if they had no sums, until the block ends."""
 
     def parsed(raw: bytes, data_bytes: int) -> Header:
         return replace(parse_header(raw, data_bytes), sums=None)
@@ -84,7 +84,7 @@ def unsummed() -> Iterator[None]:
 
 
 def forget(path: Path) -> None:
-    """Have the system drop a file from memory."""
+    """Drop a file from the page cache."""
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -94,7 +94,7 @@ def forget(path: Path) -> None:
 def reading(
     folder: Path, old: int, new: int, given: argparse.Namespace, cold: bool = False
 ) -> list[object]:
-    """Shards of an old number read as the first of a new number, into memory that is used again."""
+    """Read the first of `new` shards from files of `old` shards, into memory that is reused."""
     num_rows = given.megabytes * 1_000_000 // (2 * WIDTH * 4) * old
     sharding, path = places_of(old, num_rows), folder / f"of{old}"
     if not path.exists():
@@ -119,7 +119,7 @@ def reading(
 
 
 def writing(folder: Path, given: argparse.Namespace) -> list[object]:
-    """A shard's file, without waiting for a disk."""
+    """Write a shard's file, without waiting for a disk."""
     num_rows = given.megabytes * 1_000_000 // (2 * WIDTH * 4)
     sharding, path = places_of(1, num_rows), folder / "written"
     path.mkdir()
@@ -135,7 +135,7 @@ def writing(folder: Path, given: argparse.Namespace) -> list[object]:
 
 
 def _row(name: str, size: int, times: list[list[float]]) -> list[object]:
-    """Rates without and with sums, and how much longer it takes with them."""
+    """Rates without and with sums, and the extra time with sums."""
     plain, checked = times
     more = median(a / b - 1 for a, b in zip(checked, plain, strict=True))
     rates = [f"{size / median(taken) / 1e9:.2f}" for taken in times]

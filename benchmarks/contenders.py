@@ -1,6 +1,6 @@
-"""One rank of one contender: `python -m benchmarks.contenders CASE`, as `benchmarks.ranks` does.
+"""One rank of one contender. `benchmarks.ranks` starts `python -m benchmarks.contenders CASE`.
 
-The contenders train the same dense part on the same samples and differ in where rows live.
+All contenders train the same dense part on the same samples. They keep rows in different places.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = dict[str, object]
 
 
 def _share(case: Case) -> list[tuple[Samples, torch.Tensor]]:
-    """This rank's block of every batch: what the dense part reads, and ids, samples x fields."""
+    """This rank's block of every batch: inputs of the dense part, and ids, samples x fields."""
     first = source_rows()
     found = []
     for batch in workload.stream(case):
@@ -46,7 +46,7 @@ def source_rows() -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
 
 
 def dense(case: Case) -> Result:
-    """The dense part alone, over leaves that were there before."""
+    """The dense part alone, over one leaf tensor that every step reuses."""
     dist.init_process_group("gloo")
     model, given = dense_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LR)
@@ -66,7 +66,7 @@ def dense(case: Case) -> Result:
 
 
 def plain(case: Case) -> Result:
-    """One process without ranks: rows gathered and updated in place by numba."""
+    """One process without ranks: numba gathers rows and updates them in place."""
     model, given = dense_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=workload.LR)
     records: Floats = np.zeros((workload.NUM_ROWS, workload.DIM), np.float32)
@@ -88,7 +88,7 @@ def plain(case: Case) -> Result:
 
 
 def embroute(case: Case) -> Result:
-    """A rank of embroute: coordinator, shard or worker, with what its meter counted."""
+    """A rank of embroute (coordinator, shard or worker) and the counts of its meter."""
     import embroute
 
     model = workload.new_model(case.hidden)
@@ -112,7 +112,7 @@ def embroute(case: Case) -> Result:
 
 
 def _links(case: Case) -> Cluster:
-    """One shard behind a fast link, all workers behind equal ones, as far as it is told."""
+    """The network as embroute is told: a shard behind a fast link, workers behind equal links."""
     cluster, rate = uniform_cluster(case.workers, 1), case.mbit * 1e6 / 8
     if not rate:
         return cluster.together() if case.policy == "in-place" else cluster
@@ -121,7 +121,7 @@ def _links(case: Case) -> Cluster:
 
 
 class Drawn:
-    """The coordinator's loader: in memory before the first step, as the others' samples are."""
+    """The coordinator's loader: in memory before the first step, like the samples of the others."""
 
     def __init__(self, case: Case, clock: Clock) -> None:
         self._items, self._clock = list(workload.stream(case)), clock
@@ -133,7 +133,7 @@ class Drawn:
 
 
 def _tick_at_steps(clock: Clock) -> None:
-    """Let a shard's clock count its steps: it serves within `prepare`."""
+    """Count the steps of a shard: a shard runs inside `prepare`, without a loop of its own."""
     step = Shard.step
 
     def ticking(shard: Shard, message: ControlMessage) -> None:
@@ -144,7 +144,7 @@ def _tick_at_steps(clock: Clock) -> None:
 
 
 class Sharded(nn.Module):
-    """TorchRec's collection of all tables, under the name that its plan is given by."""
+    """TorchRec's collection of all tables, under the name that the plan uses."""
 
     def __init__(self, tables: nn.Module) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Sharded(nn.Module):
 
 
 def torchrec(case: Case) -> Result:
-    """TorchRec on Gloo: sharded by row or by table, the rows' optimizer fused into backward."""
+    """TorchRec on Gloo: sharded by row or by table, the row optimizer fused into backward."""
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.types import ShardingEnv, ShardingPlan
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -188,7 +188,7 @@ def torchrec(case: Case) -> Result:
 
 
 def _collection(sharding: str) -> tuple[nn.Module, object, object]:
-    """Tables, their plan by hand, and what shards them."""
+    """Tables, a plan written by hand, and the sharder."""
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.sharding_plan import (
         construct_module_sharding_plan,

@@ -1,6 +1,6 @@
-"""How long the brain takes to decide a step, how that grows, and what it needs in memory.
+"""Time and memory of the planner's decisions, and how they grow.
 
-`python -m benchmarks.decisions` runs every case in a process of its own, on one core.
+Run `python -m benchmarks.decisions`. Every case is a process of its own, on one core.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def apart(case: Case) -> Result:
     for _ in range(repeats):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         results.append(Result(**json.loads(done.stdout.splitlines()[-1])))
-    result = sorted(results, key=lambda one: one.median_ms)[repeats // 2]
+    result = sorted(results, key=lambda result: result.median_ms)[repeats // 2]
     print(f"{case}: {result.median_ms:.2f} ms, {result.peak_gb:.2f} GB", file=sys.stderr)
     return result
 
@@ -130,7 +130,7 @@ HEADINGS = [
 
 
 def sections() -> dict[str, list[Case]]:
-    """What is shown: the issue's sizes, and growth along each axis."""
+    """Cases by section: sizes with a limit, then growth along each axis."""
     three = ("vanilla", "herald", "esd(1)")
     base = Case("vanilla")
     others = ("nocache", "het(100)", "bagpipe(20)", "dispatch=esd evict=clairvoyant(20)")
@@ -166,12 +166,11 @@ def main() -> None:
         return
     measure(Case("esd(1)", data="movielens-25m", steps=5, warmup=0))  # compile outside the cases
     parts = [
-        "Decision: dispatch, plan, law checks, state. Window: finding the distinct rows of a batch "
-        "and their uses before and after. One core; reading or generating samples is not part of "
-        "either. samples/s: what one coordinator could "
-        f"feed. p10: the fastest tenth of the steps, when neighbours leave the machine alone. "
-        f"Middle of {REPEATS} processes where there is a limit. Limit of memory: {LIMIT_GB:g} GB "
-        "at 8 workers.",
+        "Decision: dispatch, plan, law checks, state. Window: the distinct rows of a batch and "
+        "their uses before and after. One core; neither includes reading or generating samples. "
+        "samples/s: the rate that one coordinator could feed. p10: the fastest tenth of the steps, "
+        f"least disturbed by other users. Cases with a limit: the middle of {REPEATS} processes. "
+        f"Limit of memory: {LIMIT_GB:g} GB at 8 workers.",
     ]
     for title, cases in sections().items():
         rows = [row(case, apart(case)) for case in cases]

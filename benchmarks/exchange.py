@@ -1,4 +1,4 @@
-"""The exchange alone: workers and a shard swap messages over shaped links, beside iperf3 and Gloo.
+"""Messages between workers and a shard over shaped links, beside iperf3 and Gloo.
 
 Run `python -m benchmarks.exchange` as root, where iperf3 is installed. Both directions at once, as
 in a phase of a step; iperf3 --bidir on the same links. Axes: W workers.
@@ -40,7 +40,7 @@ FEWEST = 6  # phases
 
 @dataclass(frozen=True)
 class Load:
-    """What each worker and the shard swap in a phase: so many messages of so many KB each way."""
+    """Messages that each worker and the shard swap in a phase: their number and size, each way."""
 
     kb_W: Sequence[int]
     count_W: Sequence[int]
@@ -61,7 +61,7 @@ class Links:
     shard_gbit: float = SHARD_GBIT
 
     def load(self, kb_W: Sequence[int], count_W: Sequence[int], gloo: bool = False) -> Load:
-        """So many phases that the slowest link takes the same time for all loads."""
+        """A load with as many phases as keep the slowest link busy for the same time."""
         phase_s = max(8e-6 * np.multiply(kb_W, count_W) / np.array(self.gbit_W))
         phases = (GLOO_SECONDS if gloo else SECONDS) / phase_s
         return Load(kb_W, count_W, max(FEWEST, int(phases)), gloo)
@@ -71,7 +71,7 @@ class Links:
         return [self.load(*swap, gloo) for swap in self.swaps for gloo in (False, True)]
 
     def classes(self) -> list[tuple[str, list[int]]]:
-        """Workers with the same link, and all of them if there are several kinds."""
+        """Workers with the same link, and all workers if there are several kinds."""
         everyone = list(range(len(self.gbit_W)))
         own = [list(each) for _, each in groupby(everyone, self.gbit_W.__getitem__)]
         named = [(f"{len(each)} x {self.gbit_W[each[0]]:g}", each) for each in own]
@@ -82,15 +82,15 @@ class Links:
 
 
 def alike(workers: int, gbit: float) -> Links:
-    """Equal links and messages: one at a time, and as many as a phase has parts at most."""
+    """Equal links and messages: one at a time, and as many as a phase has chunks at most."""
     swaps = [((kb,) * workers, (at,) * workers) for at in (1, MAX_CHUNKS) for kb in (20, 60, 200)]
     return Links((gbit,) * workers, tuple(swaps))
 
 
 def mixed(shard_gbit: float, times: int) -> Links:
-    """The testbed's own links: in a phase a fast one moves so many times as much as a slow one.
+    """The default links of the testbed. A fast link moves `times` as much as a slow link.
 
-    In one message that is ten times as long, or in several.
+    A fast link carries one message that is ten times as long, or several messages.
     """
     long = [((200,) * 4 + (20,) * 4, (at,) * 8) for at in (1, MAX_CHUNKS)]
     many = [((kb,) * 8, (times,) * 4 + (1,) * 4) for kb in (20, 60, 200)]
@@ -109,7 +109,7 @@ CASES = (
 
 
 def rank(loads: Sequence[Load]) -> dict[str, object]:
-    """Rank 0 is the shard: it swaps with everyone at once, the others with it."""
+    """Rank 0 is the shard: it swaps with all workers at once, and each worker with the shard."""
     names = ["shard", *(f"worker{i}" for i in range(len(loads[0].kb_W)))]
     own = int(os.environ["RANK"])
     dist.init_process_group("gloo")
@@ -133,7 +133,7 @@ def rank(loads: Sequence[Load]) -> dict[str, object]:
 
 
 def _phases_per_s(channel: Channel, swaps: Sequence[tuple[str, int, int]], phases: int) -> float:
-    """From the end of one phase to that of a later one, with others behind it."""
+    """Rate of phases from the end of the warm-up, with further phases posted behind."""
 
     def messages() -> list[tuple[str, U8]]:
         return [
@@ -225,15 +225,15 @@ def main() -> None:
     headings = ["links, Gbit/s", "shard's", "KB", "at once", "Mbit/s", "iperf3", "Gloo"]
     headings.append(f"of iperf3 (target {TARGET:g})")
     message = (
-        "Every worker and the shard swap messages each way, again and again: in each phase one "
-        "with each worker, or several posted together, as parts of a phase are. A phase ends when "
-        f"all messages of all workers have; {AHEAD} phases are on their way. Mbit/s of one "
-        "worker's link in one direction, both directions at once, the mean over links. iperf3 "
-        f"--bidir over all links at once, {IPERF_S} s. Gloo: the same messages through torch's "
-        f"process group. Medians of {REPEATS} turns. The shard's own link is wide, so that the "
-        "workers' links are what is measured, as far as the cores can serve them; in the last "
-        "case it is the testbed's own, narrower than the workers' together: there all of them "
-        "together are what compares, and what is moved by fast and slow ones is as given."
+        "Every worker and the shard swap messages in both directions, phase after phase: one "
+        "message with each worker, or several posted together, like the chunks of a phase. A phase "
+        f"ends with the last message of all workers; {AHEAD} phases are posted at a time. Mbit/s "
+        "of one worker's link in one direction, both directions at once, the mean over links. "
+        f"iperf3 --bidir over all links at once, {IPERF_S} s. Gloo: the same messages through "
+        f"torch's process group. Medians of {REPEATS} turns. The shard's link is wide, so the "
+        "workers' links are the limit, as far as the cores can serve them. In the last case the "
+        "shard's link is narrower than all workers' links together. Compare the sum over links "
+        "there: the load fixes the shares of fast and slow links."
     )
     table = markdown(headings, rows)
     record("exchange", "The exchange of rows on shaped links", f"{message}\n\n{table}")

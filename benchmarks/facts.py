@@ -1,9 +1,9 @@
 """Published facts about the data sets that the synthetic presets are named after.
 
-A fact is a number somebody else counted, with where it can be read; no row of those data sets is
-here. `Ids(samples, times)` counts the ids that come at least `times` times among so many samples,
-`Top(ids)` is the share of the look-ups that go to the most popular ids, `Gini()` the Gini
-coefficient of their counts.
+A fact is a published number with its source; no row of those data sets is here.
+`Ids(samples, times)` counts the ids that occur at least `times` times among so many samples.
+`Top(ids)` is the share of the look-ups that go to the most popular ids. `Gini()` is the Gini
+coefficient of the counts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SOURCES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Ids:
-    """Distinct ids among samples that come at least `times` times.
+    """Distinct ids that occur at least `times` times among samples.
 
     The samples are the first ones of the log, or spread evenly over all of it.
     """
@@ -63,12 +63,12 @@ class Top:
 
 @dataclass(frozen=True)
 class Gini:
-    """Gini coefficient of how often the ids come in all samples."""
+    """Gini coefficient of the counts of ids in all samples."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What was counted, what it came to, by which source, and how much it weighs in a fit."""
+    """A quantity, its value, its source, and its weight in a fit."""
 
     of: Ids | Top | Gini
     value: float
@@ -90,7 +90,7 @@ C22 18 17 11 8, C23 15 15 14 12, C24 286181 59696 12335 2525, C25 105 85 51 40,
 C26 142572 45570 9527 1939
 """
 
-# Most frequent ids; in C19, C20, C25 and C26 it is the missing value, and they miss it together.
+# Most frequent ids. In C19, C20, C25 and C26 this is the missing value, missing in all four.
 _KAGGLE_TOP = """
 C3 0.06, C4 0.07, C10 0.27, C12 0.06, C16 0.06, C19 0.45, C20 0.45, C21 0.06, C24 0.085, C25 0.45,
 C26 0.45
@@ -116,7 +116,7 @@ def _table(text: str) -> dict[str, tuple[float, ...]]:
 
 
 def _seldom(rows: float) -> float:
-    """Weight of how many ids are not seldom: in small tables few look-ups hang on that."""
+    """Weight of the number of frequent ids: in small tables it concerns few look-ups."""
     return 1.0 if rows > 20_000 else 0.1
 
 

@@ -1,6 +1,6 @@
 """Skew and reuse of the synthetic traces beside those of real ones.
 
-Usage: `python -m benchmarks.generator --data <folder with the real traces>`
+Run `python -m benchmarks.generator --data FOLDER`. FOLDER holds criteo_adkdd21 and globo.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_globo(data: Path, samples: int) -> Trace:
 
 
 def fitted_exponent(column: I64) -> float:
-    """The power law in which the most popular tenth of the ids takes its share in the column."""
+    """Exponent of the power law whose most popular tenth of the ids has the column's share."""
     counts = np.sort(np.bincount(column - column.min()))[::-1]
     head = max(1, len(counts) // 10)
     share = counts[:head].sum() / len(column)

@@ -1,6 +1,6 @@
 """Our own policy beside the published ones: transmission cost, rows moved, step time.
 
-`python -m benchmarks.own --data FOLDER`, which holds online_retail, criteo_adkdd21 and globo.
+Run `python -m benchmarks.own --data FOLDER`. FOLDER holds criteo_adkdd21 and globo.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from embroute.simulate.simulation import (
 )
 
 RIVALS = ("esd(1)", "herald", "esd(1, workers=fast)", "herald(workers=fast)")
-ALIKE = tuple(  # the same with embroute's transfers: pulls beside pushes, new rows made
+ALIKE = tuple(  # the same with the transfers of embroute: pulls beside pushes, new rows made
     f"dispatch={name} sync=streamed(new=made){workers}"
     for name in ("esd(1)", "herald")
     for workers in ("", " workers=fast")
@@ -53,12 +53,12 @@ def job(source: Source, network: str, dim: int = 64, compute_s: float = 0.0) -> 
 
 
 def rows_moved(outcome: Outcome) -> int:
-    """Rows of all transfers, the difference of drains included."""
+    """Rows of all transfers, with the difference of drains."""
     return int(outcome.traffic.rows_WKIP.sum() + outcome.drain_rows_W.sum())
 
 
 def figures(source: Source, costs: str, times: Sequence[str]) -> tuple[float, float, float]:
-    """Transmission cost and rows moved of one policy, least step time of some."""
+    """Transmission cost and moved rows of one policy, least step time of several."""
     timed = job(source, "edge-8", 512, COMPUTE_S)
     return (
         measure_named(costs, job(source, "edge-8")).transmission_cost_s,
@@ -68,7 +68,7 @@ def figures(source: Source, costs: str, times: Sequence[str]) -> tuple[float, fl
 
 
 def nothing_hidden(moved: Traffic) -> Traffic:
-    """The same with all pulls after the pushes and all pushes but lazy ones after compute."""
+    """The same traffic with pulls after pushes, and with pushes (but lazy ones) after compute."""
     bytes_WKIP = moved.bytes_WKIP.copy()
     for kinds, phase in ((PULLS, LATE), (PUSHES, URGENT)):
         bytes_WKIP[:, :, kinds, phase] += bytes_WKIP[:, :, kinds, EARLY]
@@ -77,7 +77,7 @@ def nothing_hidden(moved: Traffic) -> Traffic:
 
 
 def one_after_the_other(source: Source) -> float:
-    """Least step time of esd(1) and herald, on any number of workers, if they hide nothing."""
+    """Least step time of esd(1) and herald on any number of workers, without overlap."""
     timed = job(source, "edge-8", 512, COMPUTE_S)
     cluster = timed.setup.cluster
     found = []
@@ -96,7 +96,7 @@ def one_after_the_other(source: Source) -> float:
 
 
 def ratios(name: str, source: Source) -> list[list[str]]:
-    """Cost, rows and step time over those of others: as they are, and as one of them differs."""
+    """Cost, rows and step time over those of others, in several variants."""
     own = figures(source, "embroute(objective=cost)", ["embroute"])
     pulled = figures(source, "embroute(objective=cost, new=pulled)", ["embroute(new=pulled)"])
     published, alike = figures(source, RIVALS[0], RIVALS), figures(source, ALIKE[0], ALIKE)
@@ -126,7 +126,7 @@ def curve(name: str, source: Source) -> list[list[str]]:
 
 
 def windows(name: str, source: Source) -> list[list[str]]:
-    """The same by window: with an effort that grows with it, and with the default one."""
+    """The same by window: with an effort that grows with the window, and with the default one."""
     edge = job(source, "edge-8")
     esd = measure_named("esd(1)", edge).transmission_cost_s
     rows = []
@@ -162,18 +162,19 @@ def main() -> None:
     message = (
         "8 workers x 128 samples, caches of 10 %, 90 steps of which 10 warm-up. Cost (edge-8, dim "
         "64, equal quotas) and rows (dc-8) over `esd(1)`; step time (edge-8, dim 512, 0.05 ms per "
-        "sample, free quotas) over the best of `esd(1)`, `herald` and their `workers=fast`. Rows "
-        "that nobody has trained yet are made, not pulled, by `embroute`. Second line: the runtime "
-        "moves rows beside compute for every policy; here those of ESD and Herald move between "
-        "computes only, as Herald pushes (on any number of workers). Third: without made "
-        "rows. Fourth: the others with its transfers, `sync=streamed(new=made)`."
+        "sample, free quotas) over the best of `esd(1)`, `herald` and their `workers=fast`. "
+        "`embroute` computes the initial values of new rows instead of pulling them. Second line: "
+        "the engine overlaps transfers with compute for every policy; here rows of ESD and Herald "
+        "move between computes only, as Herald pushes rows (on any number of workers). Third: "
+        "`embroute` pulls new rows. Fourth: the other policies with the transfers of `embroute`, "
+        "`sync=streamed(new=made)`."
     )
     headings = ["trace", "embroute", "transmission cost", "rows moved", "step time"]
     by_effort = markdown(["trace", "effort", "cost over esd(1)", "ms per step"], curves)
     grown, fixed = f"effort {A_BATCH} a batch", f"effort {SearchOptions.effort}"
     looked = ["trace", "batches ahead", f"cost, {grown}", "ms", f"cost, {fixed}", "ms"]
     more = (
-        f"By window, the whole of it dealt if the effort lets every batch of it be read:\n\n"
+        f"By window. All of it is assigned at once if the effort suffices to read every batch:\n\n"
         f"{markdown(looked, looks)}\n\n32 workers x 128 samples x 26 look-ups: {crowd} ms a step."
     )
     record(

@@ -1,6 +1,6 @@
 """Pack the daily files of Online Retail into the three tables that ship with the package.
 
-Usage: `python -m benchmarks.pack_retail <data>/online_retail/<name>.tar.xz`
+Run `python -m benchmarks.pack_retail FOLDER/online_retail/NAME.tar.xz`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def by_appearance(values: pl.Series) -> pl.Series:
 
 
 def packed(lines: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """The lines without what repeats: an item is a (StockCode, Description) pair, and an
+    """The lines without repetition: an item is a (StockCode, Description) pair, and an
     invoice has one customer and one country. Prices are in thousandths of a pound, the
-    data's own resolution; a missing customer or description is an id of its own.
+    resolution of the data. A missing customer or description has its own id.
     """
     ids = lines.select(by_appearance(lines[field].fill_null("")) for field in FIELDS)
     item = by_appearance(ids["StockCode"].cast(pl.UInt32) * 2**16 + ids["Description"])

@@ -1,4 +1,4 @@
-"""Training over shaped links with urgent pushes and late pulls in parts, and in one.
+"""Training over shaped links with urgent pushes and late pulls in chunks, and in one piece.
 
 Run `python -m benchmarks.parts` as root.
 """
@@ -21,8 +21,8 @@ CASE = Case("embroute", cache=0.1, workers=4, batch=256, steps=60, warmup=20, hi
 NOTE = (
     "DLRM over 26 tables, dim 32, MLPs (16), 4 workers x 256, each behind its own link; shard and "
     "coordinator on a host at 10 Gbit/s; all of them on two cores. The same plans with "
-    "`sync=on-demand` and `sync=streamed`: what is urgent and what is late in one part, and in up "
-    "to eight. Medians over steps, in turns."
+    "`sync=on-demand` and `sync=streamed`: urgent pushes and late pulls in one part, and in up to "
+    "eight. Medians over steps, in turns."
 )
 
 

@@ -1,4 +1,4 @@
-"""Start the ranks of a measurement as processes of their own, and read what each one found."""
+"""Start the ranks of a measurement as processes, and read the result of each rank."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TIMEOUT_S = 240
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def environment(rank: int, size: int, address: str, port: int) -> dict[str, str]:
-    """What torchrun would set, and one thread a rank: ranks share the machine's cores."""
+    """The variables that torchrun sets, and one thread a rank: ranks share the machine's cores."""
     return os.environ | {
         "EMBROUTE_SECRET": "a secret of benchmarks",
         "RANK": str(rank),
@@ -42,12 +42,12 @@ def run_ranks(
     prefixes: Sequence[Sequence[str]] = (),
     address: str = "127.0.0.1",
 ) -> list[dict[str, object]]:
-    """Run `python -m module CASE` as every rank; each prints a dict as the last line it says.
+    """Run `python -m module CASE` as every rank. A rank prints a dict in its last line.
 
-    `prefixes` are commands to run a rank under, one for each.
+    `prefixes` has a command for each rank that starts the rank, such as `ip netns exec`.
     """
     port, processes = free_port(), []
-    # As torchrun does: a store that outlives every rank. Within namespaces the first rank has it.
+    # Like torchrun: a store that outlives every rank. In namespaces the first rank holds it.
     store = None if prefixes else TCPStore(address, port, is_master=True, wait_for_workers=False)
     agent = {"TORCHELASTIC_USE_AGENT_STORE": str(store is not None)}
     command = [sys.executable, "-m", module, json.dumps(case)]

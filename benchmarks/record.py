@@ -1,4 +1,4 @@
-"""Where a benchmark's results go: a dated page with the commit, the command and the machine."""
+"""Pages of results: dated, with the commit, the command and the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def commit() -> str:
-    """The commit that was measured; a plus where the working tree differs from it."""
+    """The measured commit, with a plus if the working tree differs from it."""
     here = Path(__file__).parent
     head = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
     changes = ["git", "-C", str(here), "status", "--porcelain", "--", "../embroute"]
@@ -36,7 +36,7 @@ def machine() -> str:
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; all columns but the first are numbers, to the right."""
+    """A table; all columns but the first are aligned to the right."""
     lines = [
         "| " + " | ".join(headings) + " |",
         "| --- |" + " ---: |" * (len(headings) - 1),
@@ -52,14 +52,14 @@ def portable(argument: str) -> str:
 
 
 def command_line() -> str:
-    """The command that runs this benchmark; a page may be called otherwise than its module."""
+    """The command that runs this benchmark; a page may have another name than its module."""
     spec = sys.modules["__main__"].__spec__
     assert spec is not None, "run a benchmark as python -m benchmarks.NAME"
     return shlex.join(["python", "-m", spec.name, *map(portable, sys.argv[1:])])
 
 
 def record(name: str, title: str, body: str) -> Path:
-    """Write a results page, print it, and say where it is."""
+    """Write a page of results, and print the page and its path."""
     date = datetime.date.today().isoformat()
     command = command_line()
     page = f"# {title}\n\n{date}, commit {commit()}, `{command}`  \n{machine()}\n\n{body}\n"

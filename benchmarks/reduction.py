@@ -1,6 +1,6 @@
-"""Rows on the all-reduce: step time of our own policy with and without, where links are the limit.
+"""Rows on the all-reduce: step time of `embroute` with and without, where links are the limit.
 
-`python -m benchmarks.reduction --data FOLDER`, which holds online_retail, criteo_adkdd21 and globo.
+Run `python -m benchmarks.reduction --data FOLDER`. FOLDER holds criteo_adkdd21 and globo.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def measured(source: Source, cluster: Cluster, policy: str) -> tuple[float, floa
 
 
 def row(name: str, source: Source, case: tuple[str, Cluster, float]) -> list[str]:
-    """One network, with and without, and ESD."""
+    """One network: with and without all-reduced rows, and ESD."""
     about, cluster, compute_s = case
     cluster = replace(cluster, compute_s_per_sample=compute_s)
     with_s, rows = measured(source, cluster, "embroute")

@@ -1,6 +1,6 @@
-"""What steps take on real ranks behind unequal links, beside what the cost model says they take.
+"""Step times of real ranks behind unequal links, beside the predictions of the cost model.
 
-Run `python -m benchmarks.rhythm --data FOLDER` as root; FOLDER holds online_retail, criteo_adkdd21
+Run `python -m benchmarks.rhythm --data FOLDER` as root. FOLDER holds criteo_adkdd21
 and globo. Workers sleep in place of computing, so two cores suffice for eight workers. The result
 shows how transfers and compute follow each other.
 """
@@ -42,16 +42,16 @@ NOTE = (
     "Eight workers x 128, each a process of its own in a network of its own, a shard and a "
     "coordinator, all on two cores. The table's setting (edge-8, dim 512, 0.05 ms per sample), but "
     "everything {0} times slower: four links at {1:.4g} Mbit/s, four at {2:.4g}, {3:.3g} ms of "
-    "sleep per sample in place of compute. So the ranks' own processor time, some milliseconds of "
-    "each in every step, weighs little, and so do the 16 KB that a shaped link lets pass at once. "
+    "sleep per sample in place of compute. So two things weigh little: the processor time of the "
+    "ranks, some milliseconds a step, and the 16 KB that a shaped link lets pass at once. "
     "Caches of 10 %, mean over the steps after the warm-up. Policies also with `workers=fast`, "
-    "where that is another number of workers. Foretold: by the cost model."
+    "if that changes the number of workers. Foretold: by the cost model."
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """A policy on a trace that lies in a file; `gbit` of every worker's link."""
+    """A policy on a trace in a file; `gbit` is the rate of every worker's link."""
 
     trace: str
     policy: str
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def compute_s(self) -> float:
-        """Of a sample."""
+        """Compute time of a sample."""
         return self.slower * COMPUTE_S
 
 
@@ -79,7 +79,7 @@ def save(source: Source, path: Path, samples: int) -> None:
 
 
 def load(path: str) -> ArraySource:
-    """The same as a source; labels are drawn."""
+    """The saved trace as a source, with random labels."""
     kept = np.load(path)
     tables = tuple(Table(f"t{i}", int(size)) for i, size in enumerate(kept["sizes"]))
     fields = tuple(Field(f"f{i}", int(table)) for i, table in enumerate(kept["tables"]))
@@ -96,7 +96,7 @@ def job_of(case: Case) -> Workload:
 
 
 class Asleep(nn.Module):
-    """The sum of a sample's rows; whoever calls it sleeps for the rest."""
+    """The sum of a sample's rows; the training loop sleeps in place of further compute."""
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def rank(case: Case) -> dict[str, object]:
 
 
 def real_ms(case: Case) -> float:
-    """Mean milliseconds of a step on real ranks, as the first worker saw them."""
+    """Mean milliseconds of a step on real ranks, measured by the first worker."""
     workers = [inside(f"w{i}") for i in range(len(case.gbit))]
     prefixes = [inside("shard"), inside("shard"), *workers]
     with shaped_links([f"{gbit:g}gbit" for gbit in case.gbit]):
@@ -161,7 +161,7 @@ def on_its_workers(case: Case) -> Case:
 
 
 def foretold_ms(case: Case) -> float:
-    """What the cost model says of a step."""
+    """Milliseconds of a step by the cost model."""
     job = job_of(case)
     batch = 128 * 8  # however many workers
     job = replace(job, setup=replace(job.setup, batch_size=batch))

@@ -1,6 +1,6 @@
 """Transmission cost of herald and esd(1) beside an independent simulator's, on three real traces.
 
-`python -m benchmarks.sanity --data FOLDER`, which holds online_retail, criteo_adkdd21 and globo.
+Run `python -m benchmarks.sanity --data FOLDER`. FOLDER holds criteo_adkdd21 and globo.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
         f"Transmission cost over that of `{BASE}`: edge-8, 8 workers x 128 samples, caches of 10 % "
         "of the rows, 90 steps of which 10 warm-up, drain difference counted. Where the optimum is "
         "not unique (`esd`) or scores are equal (`herald`), the choice matters: it decides which "
-        "samples meet on a worker and share transfers."
+        "samples share a worker, and so transfers."
     )
     table = markdown(["trace: policy", "ratio", "independent simulator", "difference"], rows)
     record("sanity", "Published systems beside an independent simulator", f"{message}\n\n{table}")

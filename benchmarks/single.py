@@ -1,4 +1,7 @@
-"""One worker with everything cached, as a share of a loop without ranks on the same model."""
+"""Speed of one worker with all rows cached, over that of a loop without ranks on the same model.
+
+Run `python -m benchmarks.single`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""AUC of bounded staleness beside the best that any model could reach, on labels of a known model.
+"""AUC of bounded staleness beside the best possible AUC, on labels drawn from a known model.
 
-`python -m benchmarks.staleness --seeds 3`
+Run `python -m benchmarks.staleness --seeds 3`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BOUNDS = (0, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True)
 class Case:
-    """A small click log, and a job that trains on all of it but its end."""
+    """A small click log, and a job that trains on it and holds out the end."""
 
     samples: int = 200_000
     held_out: int = 40_000
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run came to."""
+    """Results of a run."""
 
     auc: float
     best_auc: float
@@ -92,7 +92,7 @@ def _rank(
     model: nn.Module,
     data: tuple[Sequence[Batch], Sequence[Batch]],
 ) -> tuple[float, int, int]:
-    """One rank's part; at the first worker the AUC, and hits and touches of all workers."""
+    """Run one rank. The first worker returns the AUC, and hits and touches of all workers."""
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.03)
     settings = {"policy": policy, "cache": case.cache, "held_out": data[1]}
     ready = prepare(model, optimizer, data[0], rank, **settings)  # type: ignore[arg-type]

@@ -1,11 +1,13 @@
-"""Step time of our own policy beside every exact one that keeps the order, over many settings.
+"""Step time of `embroute` beside every exact policy that keeps the order, over many settings.
 
-`python -m benchmarks.sweep --data FOLDER --out sweep.jsonl`: cases in a fixed order, one line each;
-started again with the same file it goes on where it stopped. `benchmarks/results` holds a file to
-go on with; it says which commits made it, and is of no use for policies that plan otherwise.
-`--most N` ends after N. Every trace, network, cache and number of workers comes before any of them
-comes again with other rows or compute. What others plan does not depend on these two, so they are
-run once for all.
+Run `python -m benchmarks.sweep --data FOLDER --out sweep.jsonl`. Cases have a fixed order, one line
+each. A second run with the same file continues the first; `--most N` ends after N cases.
+benchmarks/results/sweep.jsonl can be continued as well, as long as policies plan alike: its lines
+name the commits that made it.
+
+A *place* is a trace, a network, a cache and a number of workers. Every place comes before any place
+comes again with other rows or compute. The plans of the other policies do not depend on rows and
+compute, so these policies run once for each place.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Case(NamedTuple):
 
     @property
     def place(self) -> str:
-        """All but rows and compute: what others plan is the same."""
+        """Everything but rows and compute: the other policies plan alike in a place."""
         return ", ".join(map(str, self[:4]))
 
     @property
@@ -84,15 +86,13 @@ class Case(NamedTuple):
 
 def cases(names: list[str]) -> list[Case]:
     """All settings, in an order that is random and always the same: every place, then again."""
-    sharding = list(itertools.product(names, NETWORKS, CACHES, WORKERS))
+    places = list(itertools.product(names, NETWORKS, CACHES, WORKERS))
     chance = random.Random(0)
-    chance.shuffle(sharding)
+    chance.shuffle(places)
     loads = list(itertools.product(DIMS, COMPUTE_MS))
-    drawn = [chance.sample(loads, len(loads)) for _ in sharding]
+    drawn = [chance.sample(loads, len(loads)) for _ in places]
     turns = zip(*drawn, strict=True)
-    return [
-        Case(*place, *load) for turn in turns for place, load in zip(sharding, turn, strict=True)
-    ]
+    return [Case(*place, *load) for turn in turns for place, load in zip(places, turn, strict=True)]
 
 
 def job(case: Case, source: Source, steps: int) -> Workload:
@@ -116,7 +116,7 @@ def rivals(workers: int) -> list[str]:
 
 
 def priced(name: str, tasks: Mapping[str, Workload]) -> dict[str, float]:
-    """Milliseconds of a step of a policy that asks for neither rows nor compute, by load."""
+    """Milliseconds of a step by load, of a policy that depends on neither rows nor compute."""
     policy = make_policy(name)
     first = next(iter(tasks.values()))
     workers = choose_workers(policy, first)
@@ -134,9 +134,9 @@ Loads = dict[str, dict[str, float]]  # milliseconds by load and policy
 
 
 def others(case: Case, source: Source, steps: int) -> Loads:
-    """What the best of the others takes in a place, by load.
+    """Milliseconds of the best other policy in a place, by load.
 
-    Those whose caches do not hold a step do not count.
+    A policy whose caches do not hold a step does not count.
     """
     loads = [case._replace(dim=d, compute_ms=c) for d, c in itertools.product(DIMS, COMPUTE_MS)]
     tasks = {other.load: job(other, source, steps) for other in loads}
@@ -156,7 +156,7 @@ def _least(ms: Mapping[str, float]) -> float:
 
 
 class Answer(NamedTuple):
-    """What one setting came to: ours if its cache holds a step, others' if they were asked for."""
+    """Results of one setting: `own` if the cache holds a step, `others` if they were run."""
 
     case: Case
     own: float | None
@@ -179,19 +179,19 @@ def run(case: Case, steps: int, with_others: bool) -> Answer:
 
 
 class Result(NamedTuple):
-    """A setting and what its policies took."""
+    """A setting and the step times of its policies."""
 
     case: Case
     ms: dict[str, float]
 
     @property
     def best(self) -> str:
-        """The best of the others."""
+        """The best other policy."""
         return min((name for name in self.ms if name != OWN), key=self.ms.__getitem__)
 
     @property
     def ratio(self) -> float:
-        """Our step time over the best of the others."""
+        """Our step time over that of the best other policy."""
         if not self.ms:
             return 1.0  # no policy has room for a step
         return self.ms.get(OWN, float("inf")) / max(self.ms[self.best], 1e-9)
@@ -204,40 +204,40 @@ class Log:
         self.path = path
         lines = path.read_text().splitlines() if path.exists() else []
         found = [json.loads(line) for line in lines if line.endswith("}")]  # not cut by a crash
-        self.sharding: dict[str, Loads] = {f["place"]: f["ms"] for f in found if "place" in f}
+        self.places: dict[str, Loads] = {f["place"]: f["ms"] for f in found if "place" in f}
         answers = [(Case(*f["case"]), f["own"]) for f in found if "case" in f]
         self.results = {case: self._result(case, own) for case, own in answers}
 
     def _result(self, case: Case, own: float | None) -> Result:
-        ms = dict(self.sharding[case.place][case.load])
+        ms = dict(self.places[case.place][case.load])
         return Result(case, ms if own is None else {OWN: own, **ms})
 
     def add(self, answer: Answer) -> Result:
-        """Write an answer down."""
+        """Append an answer to the file."""
         case, lines = answer.case, list[Mapping[str, object]]()
         if answer.others is not None:
-            self.sharding[case.place] = answer.others
+            self.places[case.place] = answer.others
             lines.append({"place": case.place, "ms": answer.others})
         lines.append({"case": list(case), "own": answer.own})
-        self.message(*lines)
+        self.append(*lines)
         self.results[case] = self._result(case, answer.own)
         return self.results[case]
 
-    def message(self, *lines: Mapping[str, object]) -> None:
-        """Write lines down as they are."""
+    def append(self, *lines: Mapping[str, object]) -> None:
+        """Append lines to the file as they are."""
         with self.path.open("a") as file:
             file.writelines(f"{json.dumps(line)}\n" for line in lines)
 
 
 def open_traces(folder: Path, scratch: Path) -> None:
-    """Make this process ready to run settings."""
+    """Open the traces in this process."""
     _sources.update(traces(folder, Path(mkdtemp(dir=scratch))))
     _sources["synthetic criteo-kaggle"] = open_source("criteo-kaggle")
 
 
 def left(log: Log, names: list[str], most: int | None = None) -> list[tuple[Case, bool]]:
-    """Cases that the file does not hold yet, and whether the others must be run there too."""
-    known, todo = set(log.sharding), []
+    """Cases that the file does not hold yet, and whether to run the other policies there too."""
+    known, todo = set(log.places), []
     for case in [case for case in cases(names) if case not in log.results][:most]:
         todo.append((case, case.place not in known))
         known.add(case.place)
@@ -245,7 +245,7 @@ def left(log: Log, names: list[str], most: int | None = None) -> list[tuple[Case
 
 
 def proceed(args: argparse.Namespace, log: Log) -> None:
-    """Run what is left, in as many processes as are asked for."""
+    """Run the remaining cases."""
     todo = left(log, TRACES, args.most)
     with TemporaryDirectory() as scratch:
         pool = ProcessPoolExecutor(
@@ -259,7 +259,7 @@ def proceed(args: argparse.Namespace, log: Log) -> None:
 
 
 def page(results: list[Result], total: int) -> str:
-    """The worst cases, and how many keep the target."""
+    """The worst cases, and the number of cases that keep the target."""
     results = sorted(results, key=lambda result: result.ratio, reverse=True)
     kept = sum(result.ratio <= TARGET for result in results)
     rows = [
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     log = Log(args.out)
-    log.message({"commit": commit(), "settings": len(log.results)})
+    log.append({"commit": commit(), "settings": len(log.results)})
     proceed(args, log)
     total = len(cases(TRACES))
     record("sweep", "Our own policy in many settings", page(list(log.results.values()), total))

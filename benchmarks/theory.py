@@ -1,6 +1,6 @@
-"""Expected traffic beside the simulator's on real traces, and what the gap is made of.
+"""Expected traffic beside the simulator's on real traces, and the causes of the gap.
 
-`python -m benchmarks.theory --data FOLDER`, which holds online_retail, criteo_adkdd21 and globo.
+Run `python -m benchmarks.theory --data FOLDER`. FOLDER holds criteo_adkdd21 and globo.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def variant(source: ArraySource, name: str) -> ArraySource:
 
 @dataclass(frozen=True)
 class Trace:
-    """Samples as recorded, and how often each row comes in them."""
+    """Samples as recorded, and the count of each row in them."""
 
     ordered: ArraySource
     counts_R: I64
@@ -64,14 +64,14 @@ class Trace:
         return Workload(source, setup, STEPS, WARMUP)
 
     def demand(self) -> Demand:
-        """What a step asks for, by counts alone."""
+        """The look-ups of a step, by counts alone."""
         tables = np.split(self.counts_R, self.ordered.schema.first_rows[1:-1])
         laws = tuple(Law(counts / max(1, counts.sum()), np.ones(len(counts))) for counts in tables)
         lookups = tuple(float(counts.sum()) / len(self.ordered.batch) for counts in tables)
         return Demand(laws, lookups, SAMPLES, WORKERS)
 
     def policy(self, name: str) -> Policy:
-        """With a hot set of a fixed size, where it has one."""
+        """The policy, with a hot set of a fixed size if it has a hot set."""
         hot = f"(hot={self.rows(HOT)}rows)" if name in ("fae", "scars") else ""
         return make_policy(name + hot)
 
@@ -83,7 +83,7 @@ def trace_of(source: Source) -> Trace:
 
 
 def predicted(policy: str, trace: Trace, source: ArraySource) -> Expected:
-    """From access counts, and the hot set that the policy chose."""
+    """Expected traffic from access counts and the hot set that the policy chose."""
     demand, cache = trace.demand(), trace.rows(CACHE)
     if policy == "nocache":
         return expected.nocache(demand)
@@ -108,7 +108,7 @@ def simulated(policy: str, trace: Trace, source: ArraySource) -> Expected:
 
 
 def rows_of(name: str, trace: Trace) -> list[list[str]]:
-    """Expected and simulated rows in order, and how far apart they are on each variant."""
+    """Expected and simulated rows in order, and the difference on each variant."""
     variants = [variant(trace.ordered, v) for v in VARIANTS]
     scale = distinct_rows(trace.ordered.batch, SAMPLES) / expected.expected_touches(trace.demand())
     table = []
@@ -131,11 +131,10 @@ def main() -> None:
         f"Rows of a worker and step (all-reduced: of a step). {WORKERS} workers x {SAMPLES} "
         f"samples, caches of {CACHE:.0%} and hot sets of {HOT:.0%} of the rows that occur, {STEPS} "
         f"steps of which {WARMUP} warm-up; access counts of the same samples. In per cent: "
-        "expected over simulated. *drawn*: every look-up drawn anew from its field's counts, which "
-        "is what the theory assumes; *columns*: each field shuffled by itself, so that a row comes "
-        "as often as it did; *samples*: whole samples shuffled; *ordered*: as recorded; *scaled*: "
-        "the same, the expected rows scaled by the distinct rows that neighbours have, as the "
-        "adviser does."
+        "expected over simulated. *drawn*: every look-up drawn anew from the counts of its field, "
+        "as the theory assumes; *columns*: each field shuffled by itself, so that counts stay; "
+        "*samples*: whole samples shuffled; *ordered*: as recorded; *scaled*: as recorded, with "
+        "expected rows scaled by the distinct rows of neighbouring samples, as the adviser does."
     )
     headings = ["trace: policy", "expected, ordered", "simulated, ordered", *VARIANTS, "scaled"]
     record("theory", "Theory on real traces", f"{message}\n\n{markdown(headings, rows)}")

@@ -55,7 +55,7 @@ def measure(case: Case) -> Found:
 
 
 def measure_shaped(case: Case, rate: str) -> Found:
-    """The same with every worker behind a link of its own; shard and coordinator share a host."""
+    """All ranks of a case, each worker behind its own link; shard and coordinator share a host."""
     prefixes = [inside(f"w{i}") for i in range(case.workers)]
     address = WORKER_ADDRESS
     if case.contender == "embroute":
@@ -86,7 +86,7 @@ def shaped(rounds: int, cases: Mapping[str, Case]) -> str:
 
 
 def step_ms(runs: Sequence[Found]) -> float:
-    """Median over all runs' steps, as the last worker saw them."""
+    """Median over the steps of all runs, measured by the last worker."""
     return float(np.median(np.concatenate([np.array(run[-1]["step_ms"]) for run in runs])))
 
 
@@ -99,7 +99,7 @@ Results = Mapping[str, Sequence[tuple[Found, Found]]]  # each run, and the dense
 
 
 def beyond(runs: Sequence[tuple[Found, Found]], price: Callable[[Sequence[Found]], float]) -> float:
-    """What runs take more than the dense part that was measured just before them."""
+    """The price of runs beyond the dense part that was measured just before each."""
     return float(np.median([price([run]) - price([dense]) for run, dense in runs]))
 
 
@@ -136,7 +136,7 @@ def spent(runs: Sequence[Found], rank: int, phase: str) -> str:
 
 
 def phases(results: Results) -> str:
-    """Wall-clock milliseconds of each phase and step, by role; they include waiting for others."""
+    """Wall-clock milliseconds of each phase and step, by role, with waiting for other ranks."""
     headings = ["embroute", *(f"{role} {p}" for role, own in PHASES.items() for p in own)]
     rows = []
     for name, pairs in results.items():
@@ -152,7 +152,7 @@ def phases(results: Results) -> str:
 
 
 def coordinator(runs: Sequence[Found]) -> str:
-    """The coordinator's own time at eight workers, beside a step of theirs."""
+    """Processor time of the coordinator at eight workers, beside a step of the workers."""
     cpu = np.median([float(str(run[0]["cpu_ms"])) for run in runs])
     name = "esd(1), 8 x 128 x 26, cache 10 %"
     row = [name, *(spent(runs, 0, phase) for phase in ("decide", "write")), f"{cpu:.1f}"]
@@ -188,11 +188,11 @@ def main() -> None:
         f"DLRM, {workload.NUM_TABLES} tables, {workload.NUM_ROWS:,} rows in all, dim "
         f"{workload.DIM}, MLPs {workload.HIDDEN}, SGD; 2 workers x 1024 on loopback, one thread a "
         f"rank; embroute with a shard and a coordinator beside them, on the same cores. Ids: "
-        f"Criteo's laws on tables of equal size. TorchRec in a plain loop, its pipeline not tried; "
-        f"its fused optimizer, plans by hand. Medians over the steps after the warm-up of "
-        f"{given.rounds} rounds in which the contenders take turns, each right after the dense "
-        f"part alone; what it takes beyond that is the median over rounds. CPU: processor time of "
-        f"all ranks, which other users of the machine disturb less."
+        f"Criteo's laws on tables of equal size. TorchRec in a plain loop with its fused optimizer "
+        f"and plans by hand; its pipeline was not tried. Medians over the steps after the warm-up "
+        f"of {given.rounds} rounds. Contenders take turns, each right after the dense part alone; "
+        f"beyond dense: the median difference over rounds. CPU: processor time of all ranks, "
+        f"which other users of the machine disturb less."
     )
     parts = [message, table(results), "## Where embroute's time goes", PHASE_NOTE, phases(results)]
     parts += ["## The coordinator at eight workers", coordinator(eight)]

@@ -1,4 +1,4 @@
-"""What the training benchmarks train: DLRM over 26 tables, one id stream, one dense part."""
+"""The job of the training benchmarks: DLRM over 26 tables, one id stream, one dense part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Case:
     steps: int = 120
     warmup: int = 50
     distinct_batches: int = 0
-    mbit: float = 0.0  # of every worker's link, as embroute is told; 0: it is not
+    mbit: float = 0.0  # of every worker's link, as embroute is told; 0: embroute is not told
     hidden: Sequence[int] = HIDDEN
 
 
@@ -61,7 +61,7 @@ def stream(case: Case) -> Iterator[Batch]:
 
 
 class Given(nn.Module):
-    """In place of a model's tables: vectors that come from elsewhere."""
+    """Vectors from another source, in place of a model's tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def dense_model() -> tuple[nn.Module, Given]:
 
 
 def dense_samples(batch: Batch) -> Samples:
-    """What the dense part reads of a batch."""
+    """The inputs of the dense part."""
     return Samples(
         torch.from_numpy(batch.dense),
         torch.from_numpy(batch.label),
@@ -102,7 +102,7 @@ def loss_of(model: nn.Module, samples: Samples) -> torch.Tensor:
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Mean of the dense gradients over all ranks, in one message."""
+    """All-reduce the dense gradients to their mean over ranks, in one message."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([grad.reshape(-1) for grad in grads])
     dist.all_reduce(flat)
@@ -134,7 +134,7 @@ class Clock:
         self._last = now
 
     def result(self) -> dict[str, object]:
-        """As a rank prints it."""
+        """The dict that a rank prints."""
         return {"step_ms": self.step_ms, "cpu_ms": self._cpu_ms}
 
 
