@@ -1,8 +1,8 @@
-"""Folders of checkpoints, which are there whole or not at all.
+"""Folders of checkpoints: a checkpoint appears whole, by one rename, or not at all.
 
 All ranks write their files into DIR/step-00001200.RUN.partial, where RUN names the job from its
 start to its end. When every file is on the disk, the coordinator adds manifest.json and renames the
-folder to DIR/step-00001200. A damaged one that was passed over is DIR/step-00001200.damaged.
+folder to DIR/step-00001200. A damaged checkpoint is renamed to DIR/step-00001200.damaged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LEFTOVER = re.compile(r"step-\d{8,}\.(\w+\.partial|replaced|removed)")
 
 
 class DamagedError(ValueError):
-    """A checkpoint, or a file of one, that is not as it was written."""
+    """A checkpoint or a file in it differs from what was written."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.reason = f"{path} is damaged: {reason}"
-        super().__init__(f"{self.reason}; {_way_out(path)}")
+        super().__init__(f"{self.reason}; {_remedy(path)}")
 
 
 def step_name(step: int) -> str:
@@ -32,23 +32,23 @@ def step_name(step: int) -> str:
 
 
 def step_of(path: Path) -> int | None:
-    """Step of a checkpoint's folder; None if the name is no such folder's."""
+    """Step of a checkpoint's folder; None if the folder has another kind of name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def candidates(folder: Path) -> list[Path]:
-    """All that may be checkpoints, newest first; what was being replaced follows its successor."""
+    """All possible checkpoints, newest first; a replaced one follows its successor."""
     steps = [(step_of(path), path) for path in folder.glob("step-*") if path.is_dir()]
-    found = [(-step, path.name, path) for step, path in steps if step is not None]
-    return [path for *_, path in sorted(found)]
+    keys = [(-step, path.name, path) for step, path in steps if step is not None]
+    return [path for *_, path in sorted(keys)]
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     newest = dict[int | None, Path]()
     for path in candidates(folder):
-        # One that was being replaced counts only if its successor never came.
+        # After a crash in the middle of a replacement, only the ".replaced" folder is left.
         newest.setdefault(step_of(path), path)
     return list(reversed(newest.values()))
 
@@ -59,7 +59,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a user means by a step's folder, or by a folder of several."""
+    """The checkpoint in a step's folder, or the newest in a folder of several checkpoints."""
     if not path.is_dir():
         raise ValueError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}")
     if _LEFTOVER.fullmatch(path.name) and step_of(path) is None:
@@ -76,17 +76,14 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def claim_folder(folder: Path, step: int) -> None:
-    """Make a folder ready for the checkpoints of a run that starts at `step`.
-
-    Leftovers of a crash are removed. Later checkpoints would be taken for this run's newest.
-    """
+    """Make a folder ready for a run that starts at `step`: remove the leftovers of crashes."""
     folder.mkdir(parents=True, exist_ok=True)
     check_start(folder, step)
     remove_leftovers(folder)
 
 
 def check_start(folder: Path, step: int) -> None:
-    """Refuse to start at a step where a folder holds later checkpoints."""
+    """Refuse a folder with later checkpoints: a resume would take them for this run's newest."""
     newest = latest_checkpoint(folder)
     if newest is not None and (step_of(newest) or 0) > step:
         raise ValueError(
@@ -96,30 +93,31 @@ def check_start(folder: Path, step: int) -> None:
 
 
 def partial_folder(folder: Path, step: int, run_id: str) -> Path:
-    """Where the ranks of a job write a checkpoint."""
+    """The folder into which the ranks of a job write a checkpoint; made if missing."""
     path = folder / f"{step_name(step)}.{run_id}.partial"
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def put_in_place(part: Path, step: int, keep: int) -> Path:
-    """Give a checkpoint that is whole its name; then remove all but the newest `keep`."""
-    folder, path = part.parent, part.with_name(step_name(step))
+def publish(partial: Path, step: int, keep: int) -> Path:
+    """Give a whole checkpoint its final name; then remove all but the newest `keep`."""
+    folder, path = partial.parent, partial.with_name(step_name(step))
     if path.exists():
         _move(path, ".replaced")
-    part.rename(path)
+    partial.rename(path)
+    # The rename must be on the disk before anything older is deleted.
     sync_folder(folder)
     remove_leftovers(folder)
-    earlier = saved_checkpoints(folder)
-    earlier = earlier[: earlier.index(path)]
+    saved = saved_checkpoints(folder)
+    earlier = saved[: saved.index(path)]
     for old in earlier[: max(0, len(earlier) - keep + 1)]:
-        _move(old, ".removed")  # first out of sight, so that no half of it is ever seen
+        _move(old, ".removed")  # one rename first, so that nobody sees half a checkpoint
     remove_leftovers(folder)
     return path
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that it is kept and taken for none; the new path."""
+def rename_damaged(path: Path) -> Path:
+    """Keep a damaged checkpoint under a name that no resume considers; returns the new path."""
     stem, number = path.name.partition(".")[0], 1
     target = path.with_name(f"{stem}.damaged")
     while target.exists():
@@ -130,8 +128,8 @@ def set_aside(path: Path) -> Path:
     return target
 
 
-def _way_out(path: Path) -> str:
-    """What to do about a damaged checkpoint, or a damaged file."""
+def _remedy(path: Path) -> str:
+    """What a user can do about a damaged checkpoint or file."""
     folder = path if step_of(path) is not None else path.parent
     step = step_of(folder)
     if step is not None:
@@ -144,11 +142,11 @@ def _way_out(path: Path) -> str:
 
 
 def lost_checkpoint(folder: Path) -> str:
-    """What a failure to write in a folder leaves whole, as the end of an error message."""
+    """The end of an error message about a failed write: which checkpoint is still intact."""
     if folder.suffix != ".partial":
         return ""
-    before, lost = latest_checkpoint(folder.parent), folder.name.partition(".")[0]
-    kept = "there is no earlier one" if before is None else f"{before.name} before it is intact"
+    previous, lost = latest_checkpoint(folder.parent), folder.name.partition(".")[0]
+    kept = "there is no earlier one" if previous is None else f"{previous.name} before it is intact"
     return f"; {lost} was not saved, {kept}"
 
 
@@ -159,16 +157,16 @@ def _move(path: Path, suffix: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what crashes left behind, and what was removed or replaced."""
+    """Delete partial folders of crashed runs, and removed or replaced checkpoints."""
     kept = set(saved_checkpoints(folder))
     for path in folder.glob("step-*"):
         if _LEFTOVER.fullmatch(path.name) and path not in kept:
-            # A rank of a crashed run may still write there; then it is removed another time.
+            # A rank of a crashed run may still write there: a later call removes the folder then.
             shutil.rmtree(path, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Flush the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

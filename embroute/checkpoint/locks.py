@@ -1,8 +1,8 @@
-"""One job a folder: an exclusive lock that names its holder and survives no crash.
+"""One job per folder: an exclusive lock that names its holder and ends with a crash.
 
-The kernel ends a lock with its process, also on most network file systems. Where a file system
-keeps such locks to one machine, a lease does the same: the holder writes a new beat every few
-seconds, and a lock from another machine is taken over only if its beat stands still.
+The kernel releases a file lock when its process ends, also on most network file systems. Some file
+systems keep such locks within one machine. For them the lock is also a lease: the holder renews it
+every few seconds, and another machine takes it over only after the renewals stop.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Self
 
 LOCK_FILE = "embroute.lock"
-RECORD_BYTES = 512  # always as many, so that readers find a whole one
-BEAT_S = 2.0
-LEASE_S = 10.0  # without a beat, after which a holder on another machine counts as dead
+RECORD_BYTES = 512  # a fixed size: one pwrite replaces the record, and readers see a whole one
+RENEWAL_S = 2.0
+LEASE_S = 10.0  # after so long without a renewal, a holder on another machine counts as dead
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Holder:
     """The job that holds a folder."""
 
     host: str
-    machine: str  # one boot of one machine, and one set of process numbers in it
+    machine: str  # where a process number means the same process; see `_machine`
     pid: int
     run_id: str
-    beat: int = 0
+    beat: int = 0  # renewals so far; the name is part of the file format
 
     def __str__(self) -> str:
         return f"run {self.run_id} (process {self.pid} on {self.host})"
 
 
 def _machine() -> str:
-    """Where a process number means the same process."""
+    """One boot of one machine, and one namespace of process numbers in it."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
@@ -53,10 +53,10 @@ class FolderLock:
     def __init__(self, option: str, folder: Path, run_id: str) -> None:
         self._option, self.folder, self._path = option, folder, folder / LOCK_FILE
         self.holder = Holder(socket.gethostname(), _machine(), os.getpid(), run_id)
-        self._kernel_locks = True  # whether the file system has them
-        self._written = threading.Lock()
+        self._kernel_locks = True  # whether the file system supports flock
+        self._write_lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="lock", daemon=True)
 
     def __enter__(self) -> Self:
         self._file = self._open()
@@ -82,8 +82,8 @@ class FolderLock:
         os.close(self._file)
 
     def check(self) -> None:
-        """Refuse to go on if another job has taken the folder over."""
-        with self._written:
+        """Refuse to write if another job has taken the folder over."""
+        with self._write_lock:
             other = self._read()
         if other is None or other.run_id != self.holder.run_id:
             raise ValueError(
@@ -92,7 +92,7 @@ class FolderLock:
             )
 
     def _open(self) -> int:
-        """The lock's file, locked. Its name may have gone to another file meanwhile."""
+        """The lock's file, locked."""
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -102,6 +102,8 @@ class FolderLock:
                 raise self._refusal(self._read()) from None
             except OSError:
                 self._kernel_locks = False
+            # The last holder may have deleted the file between our open and our lock. A lock on a
+            # deleted file protects nothing: try again with the file that now has the name.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(self._path)):
                     return file
@@ -114,20 +116,21 @@ class FolderLock:
         )
 
     def _wait_out_lease(self) -> None:
-        """Refuse a lock whose holder still beats; one of a dead process is taken over at once."""
+        """Refuse a lock whose holder still renews its lease."""
         other = self._read()
         if other is None:
             return
         if other.machine == self.holder.machine:
+            # Here the process itself can be asked: no need to wait for the lease to end.
             if not self._kernel_locks and _alive(other.pid):
                 raise self._refusal(other)
             return
         deadline = time.monotonic() + LEASE_S
         while time.monotonic() < deadline:
-            time.sleep(BEAT_S / 4)
-            now = self._read()
-            if now is not None and now != other:
-                raise self._refusal(now)
+            time.sleep(RENEWAL_S / 4)
+            current = self._read()
+            if current is not None and current != other:
+                raise self._refusal(current)
 
     def _read(self) -> Holder | None:
         try:
@@ -137,15 +140,15 @@ class FolderLock:
 
     def _write(self, holder: Holder) -> None:
         text = json.dumps(asdict(holder)).ljust(RECORD_BYTES).encode()
-        with self._written:
+        with self._write_lock:
             os.pwrite(self._file, text, 0)
             self.holder = holder
 
-    def _beat(self) -> None:
-        while not self._stop.wait(BEAT_S):
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEWAL_S):
             current = self._read()
             if current is not None and current.run_id != self.holder.run_id:
-                return  # taken over: `check` says so
+                return  # another job took the folder over: `check` reports it
             with suppress(OSError):
                 self._write(replace(self.holder, beat=self.holder.beat + 1))
 

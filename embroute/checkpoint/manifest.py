@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what was saved, which files belong to it, and whether they do.
+"""The manifest of a checkpoint: the saved job, the list of files, and the checks of both.
 
-It is the first link of a chain. It has a checksum of its own and one of each file's header; the
-header has those of the file's blocks (`tensor_header.py`).
+Checksums form a chain: the manifest holds its own and one of each file's header; the header holds
+those of the file's blocks (`tensor_header.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embroute.checkpoint.folders import (
     MANIFEST,
     DamagedError,
     partial_folder,
-    put_in_place,
+    publish,
     step_of,
     sync_folder,
 )
@@ -48,7 +48,7 @@ _START = b'{\n "checksum": "'
 
 
 class VersionError(ValueError):
-    """A manifest that another version of the program wrote: no damage, and not passed over."""
+    """A manifest of another version of the program: no damage, so fall_back does not skip it."""
 
 
 def shard_file(shard: int) -> str:
@@ -79,18 +79,18 @@ class TensorShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a model must share with a checkpoint to be continued from it."""
+    """What a job and a checkpoint must have in common to resume from it."""
 
     tables: tuple[TableShape, ...]
     optimizer: str  # of rows
-    settings: Mapping[str, float]  # of that optimizer; the learning rate may change
+    settings: Mapping[str, float]  # of that optimizer, without the learning rate
     dtype: str  # of rows
     dense: tuple[TensorShape, ...]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The contents of manifest.json."""
 
     step: int
     policy: str
@@ -108,35 +108,33 @@ class Manifest:
 
     @property
     def names(self) -> list[str]:
-        """The files that belong to a checkpoint of so many workers and shards, in their order."""
+        """The files that a checkpoint of these workers and shards must have, in order."""
         shards = [shard_file(shard) for shard in range(self.num_shards)]
         return [PLANNER_FILE, DENSE_FILE, *shards, *map(worker_file, range(self.num_workers))]
 
 
 def commit(folder: Path, manifest: Manifest, keep: int = 2) -> Path:
-    """Finish a checkpoint whose files are all written; then remove all but the newest `keep`."""
+    """Publish a checkpoint after all ranks wrote their files; keep only the newest `keep`."""
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
-    part = partial_folder(folder, manifest.step, manifest.run_id)
-    _check_names(part, manifest)
-    for info in manifest.files:
-        _check_size(part, info)
-    written = asdict(manifest)
-    written["files"] = sorted(manifest.files, key=lambda info: manifest.names.index(info.name))
-    with new_file(part / MANIFEST) as file:
-        file.write(sealed({"version": VERSION, **written}))
-    sync_folder(part)
-    return put_in_place(part, manifest.step, keep)
+    partial = partial_folder(folder, manifest.step, manifest.run_id)
+    _check_files(partial, manifest)
+    fields = asdict(manifest)
+    fields["files"] = sorted(manifest.files, key=lambda info: manifest.names.index(info.name))
+    with new_file(partial / MANIFEST) as file:
+        file.write(manifest_bytes({"version": VERSION, **fields}))
+    sync_folder(partial)
+    return publish(partial, manifest.step, keep)
 
 
-def sealed(fields: Mapping[str, object]) -> bytes:
-    """A manifest's text: its checksum comes first, and covers every byte behind it."""
+def manifest_bytes(fields: Mapping[str, object]) -> bytes:
+    """A manifest as JSON. Its checksum stands first and covers every byte behind it."""
     rest = b'",\n' + json.dumps(fields, indent=1).encode().removeprefix(b"{\n") + b"\n"
     return _START + checksum(rest).encode() + rest
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint; every file is there, with its size and its header."""
+    """The manifest of a checkpoint, checked against the size and header of every file."""
     try:
         manifest = _parsed(_fields(path))
     except (DamagedError, VersionError):
@@ -146,50 +144,50 @@ def read_manifest(path: Path) -> Manifest:
     step = step_of(path)
     if step not in (None, manifest.step):
         raise DamagedError(path / MANIFEST, f"it says step {manifest.step}, the folder {step}")
-    _check_names(path, manifest)
+    _check_files(path, manifest)
     for info in manifest.files:
-        _check_size(path, info)
         if TensorFile(path / info.name).header_sum != info.header_sum:
             raise DamagedError(path / info.name, "it is not the file that was saved here")
     open_shards(path, manifest.num_shards)
-    _check_brain(path, manifest)
+    _check_planner(path, manifest)
     return manifest
 
 
 def open_shards(path: Path, num_shards: int) -> list[TensorFile]:
-    """The files of all shards, each of which says which shard it is of how many."""
+    """The files of all shards; each must state its shard and the number of shards."""
     files = [TensorFile(path / shard_file(shard)) for shard in range(num_shards)]
     for shard, file in enumerate(files):
-        told = f"shard {file.told('shard')} of {file.told('shards')}"
-        if told != f"shard {shard} of {num_shards}":
-            raise DamagedError(file.path, f"it is {told}, expected {shard} of {num_shards}")
+        stated = f"shard {file.text('shard')} of {file.text('shards')}"
+        if stated != f"shard {shard} of {num_shards}":
+            raise DamagedError(file.path, f"it is {stated}, expected {shard} of {num_shards}")
     return files
 
 
 def verify(path: Path, files: Iterable[FileInfo]) -> None:
-    """Read files of a checkpoint whole, and refuse any that is not as it was written."""
+    """Check every block of some files of a checkpoint."""
     for info in files:
         TensorFile(path / info.name).verify()
 
 
 def _fields(path: Path) -> dict[str, Json]:
-    """A manifest's fields, its version and checksum checked."""
+    """A manifest's fields, after the check of version and checksum."""
     file = path / MANIFEST
     try:
-        about = os.lstat(file)
+        status = os.lstat(file)
     except (FileNotFoundError, NotADirectoryError):
         reason = "no checkpoint, or one that was not copied whole"
         raise DamagedError(path, f"{MANIFEST} is missing: {reason}") from None
-    if not stat.S_ISREG(about.st_mode) or about.st_size > MAX_BYTES:
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
         raise ValueError(f"it is no plain file of at most {MAX_BYTES} bytes")
     raw = file.read_bytes()
     fields = object_of(parse_json(raw), "it")
     rest = raw[len(_START) + SUM_DIGITS :]
-    right = raw == _START + checksum(rest).encode() + rest
+    has_checksum = raw == _START + checksum(rest).encode() + rest
     version, stated = fields.pop("version", None), fields.pop("checksum", None)
-    if version != VERSION and (right or stated is None):
+    # A wrong checksum means damage, also of the version. Another version may have no checksum.
+    if version != VERSION and (has_checksum or stated is None):
         raise VersionError(f"{file} has version {brief(version)}, this program reads {VERSION}")
-    if not right:
+    if not has_checksum:
         raise ValueError("it does not have its checksum")
     return fields
 
@@ -197,35 +195,34 @@ def _fields(path: Path) -> dict[str, Json]:
 def _parsed(fields: dict[str, Json]) -> Manifest:
     object_of(fields, "it", _FIELDS)
     return Manifest(
-        whole_number(fields["step"], "step"),
-        text_of(fields["policy"], "policy"),
-        whole_number(fields["num_workers"], "num_workers", 1),
-        whole_number(fields["num_shards"], "num_shards", 1),
-        _identity(fields["identity"]),
-        tuple(_file(entry) for entry in list_of(fields["files"], "files")),
-        word(fields["run_id"], "run_id"),
-        finite_number(fields["saved_s"], "saved_s"),
+        step=whole_number(fields["step"], "step"),
+        policy=text_of(fields["policy"], "policy"),
+        num_workers=whole_number(fields["num_workers"], "num_workers", 1),
+        num_shards=whole_number(fields["num_shards"], "num_shards", 1),
+        identity=_identity(fields["identity"]),
+        files=tuple(_file(entry) for entry in list_of(fields["files"], "files")),
+        run_id=word(fields["run_id"], "run_id"),
+        saved_s=finite_number(fields["saved_s"], "saved_s"),
     )
 
 
 def _identity(value: Json) -> Identity:
     names = ("tables", "optimizer", "settings", "dtype", "dense")
     fields = object_of(value, "identity", names)
-    optimizer, dtype = (text_of(fields[name], name) for name in ("optimizer", "dtype"))
-    for name, known, all_known in (
-        ("optimizer", optimizer, tuple(OPTIMIZERS)),
-        ("dtype", dtype, ROW_TYPES),
-    ):
-        if known not in all_known:
-            raise ValueError(f"{name} must be one of {', '.join(all_known)}, got {brief(known)}")
     settings = object_of(fields["settings"], "settings")
     return Identity(
-        tuple(_table(table) for table in list_of(fields["tables"], "tables")),
-        optimizer,
-        {name: finite_number(setting, name) for name, setting in settings.items()},
-        dtype,
-        tuple(_tensor(tensor) for tensor in list_of(fields["dense"], "dense")),
+        tables=tuple(_table(table) for table in list_of(fields["tables"], "tables")),
+        optimizer=_choice(fields["optimizer"], "optimizer", OPTIMIZERS),
+        settings={name: finite_number(setting, name) for name, setting in settings.items()},
+        dtype=_choice(fields["dtype"], "dtype", ROW_TYPES),
+        dense=tuple(_tensor(tensor) for tensor in list_of(fields["dense"], "dense")),
     )
+
+
+def _choice(value: Json, name: str, choices: Iterable[str]) -> str:
+    if text_of(value, name) not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}")
+    return str(value)
 
 
 def _table(value: Json) -> TableShape:
@@ -239,14 +236,12 @@ def _table(value: Json) -> TableShape:
 
 def _tensor(value: Json) -> TensorShape:
     name, dtype, shape = list_of(value, "a tensor", 3)
-    if dtype not in TENSOR_DTYPES:
-        raise ValueError(
-            f"a tensor's type must be one of {', '.join(TENSOR_DTYPES)}, got {brief(dtype)}"
-        )
-    sizes = tuple(
-        whole_number(size, "a tensor's shape") for size in list_of(shape, "a tensor's shape")
+    sizes = [whole_number(size, "a tensor's shape") for size in list_of(shape, "a tensor's shape")]
+    return TensorShape(
+        text_of(name, "a tensor's name"),
+        _choice(dtype, "a tensor's type", TENSOR_DTYPES),
+        tuple(sizes),
     )
-    return TensorShape(text_of(name, "a tensor's name"), str(dtype), sizes)
 
 
 def _file(value: Json) -> FileInfo:
@@ -258,34 +253,37 @@ def _file(value: Json) -> FileInfo:
     )
 
 
-def _check_names(path: Path, manifest: Manifest) -> None:
-    """The files are those of so many workers and shards, each once, and no others."""
+def _check_files(path: Path, manifest: Manifest) -> None:
+    """Refuse missing files, other files, and files of another size."""
     listed = sorted(info.name for info in manifest.files)
-    right = len(listed) == 2 + manifest.num_shards + manifest.num_workers
-    if not right or listed != sorted(manifest.names):
-        who = f"{manifest.num_workers} workers and {manifest.num_shards} shards"
-        raise DamagedError(path / MANIFEST, f"its list of files is not that of {who}")
+    # Counts first: a damaged number of shards must not make `names` a list of billions.
+    complete = len(listed) == 2 + manifest.num_shards + manifest.num_workers
+    if not complete or listed != sorted(manifest.names):
+        ranks = f"{manifest.num_workers} workers and {manifest.num_shards} shards"
+        raise DamagedError(path / MANIFEST, f"its list of files is not that of {ranks}")
     strays = {entry.name for entry in path.glob("*.safetensors")} - set(listed)
     if strays:
         raise DamagedError(path, f"{min(strays)} does not belong to it")
+    for info in manifest.files:
+        _check_size(path, info)
 
 
 def _check_size(path: Path, info: FileInfo) -> None:
     try:
-        about = os.lstat(path / info.name)
+        status = os.lstat(path / info.name)
     except FileNotFoundError:
         raise DamagedError(path, f"{info.name} is missing") from None
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise DamagedError(path / info.name, "it is no plain file")
-    if about.st_size != info.num_bytes:
-        counts = f"it has {about.st_size} bytes, {info.num_bytes} were written to it"
+    if status.st_size != info.num_bytes:
+        counts = f"it has {status.st_size} bytes, {info.num_bytes} were written to it"
         raise DamagedError(path / info.name, counts)
 
 
-def _check_brain(path: Path, manifest: Manifest) -> None:
-    """Step and number of workers are those of the brain's state."""
+def _check_planner(path: Path, manifest: Manifest) -> None:
+    """Refuse a planner state of another step or another number of workers."""
     file = TensorFile(path / PLANNER_FILE)
-    state = file.told_json("state")
+    state = file.json("state")
     with file.parsing("state"):
         step = whole_number(object_of(state, "it")["step"], "step")
     if step != manifest.step:

@@ -1,4 +1,4 @@
-"""The coordinator's file of a checkpoint: the brain's state, and where in the data the job is."""
+"""The coordinator's file of a checkpoint: the planner's state, and the position in the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Position = Mapping[str, Json]
 
 
 def _arrays(state: State) -> dict[str, Array]:
-    """Every array of the coordinator's state."""
+    """Every array of the state, by its name in the file."""
     caches = state.caches
     arrays = caches._asdict() | caches.cells._asdict() | caches.eviction._asdict()
     del arrays["cells"], arrays["eviction"]
@@ -29,7 +29,7 @@ def _arrays(state: State) -> dict[str, Array]:
 
 
 def save_planner(path: Path, state: State, position: Position) -> FileInfo:
-    """Write the coordinator's state, and where in the data the job is."""
+    """Write the planner's state and the position in the data."""
     scalars = {"step": state.step, "was_hot": state.was_hot, "filled": state.filled}
     setup = state.setup
     about = {
@@ -42,27 +42,26 @@ def save_planner(path: Path, state: State, position: Position) -> FileInfo:
 
 
 def load_planner(path: Path, state: State) -> dict[str, Json]:
-    """Read the state into one that `start` made for the same policy and setup; the position."""
+    """Fill a fresh state of the same policy and setup; returns the position in the data."""
     file, arrays = TensorFile(path / PLANNER_FILE), _arrays(state)
     for name, array in arrays.items():
         file.expect(name, array.shape, array.dtype.name)
-    for name in ("first_WA", "capacity_WA"):  # the setup's, not the state's
-        fixed = arrays.pop(name)
-        if not np.array_equal(file.rows(name), fixed):
+    for name in ("first_WA", "capacity_WA"):  # fixed by the setup, not part of the state
+        if not np.array_equal(file.rows(name), arrays.pop(name)):
             raise ValueError(f"{path.name}: the caches have other capacities in the checkpoint")
     for name, array in arrays.items():
         file.read(name, array)
-    scalars = file.told_json("state")
+    scalars = file.json("state")
     with file.parsing("state"):
-        named = object_of(scalars, "it", ("step", "was_hot", "filled"))
-        state.step = whole_number(named["step"], "step")
-        state.was_hot = flag(named["was_hot"], "was_hot")
-        state.filled = flag(named["filled"], "filled")
+        values = object_of(scalars, "it", ("step", "was_hot", "filled"))
+        state.step = whole_number(values["step"], "step")
+        state.was_hot = flag(values["was_hot"], "was_hot")
+        state.filled = flag(values["filled"], "filled")
     return read_position(path)
 
 
 def load_trained(path: Path, state: State) -> None:
-    """Read which rows were ever trained: it does not depend on who was there to train them."""
+    """Read which rows have ever been trained; a job of another shape can use that too."""
     file, cells = TensorFile(path / PLANNER_FILE), state.caches.cells
     for name in ("number_R", "numbered"):
         array = getattr(cells, name)
@@ -71,33 +70,33 @@ def load_trained(path: Path, state: State) -> None:
 
 
 def _origin(seed: int) -> list[float]:
-    """A seed and what is drawn from it: programs that draw otherwise make other rows."""
-    nought = np.zeros(1, np.int64)
-    return [seed, *initial_rows(seed, nought, nought, 2)[0].tolist()]
+    """A seed and a row drawn from it: another version of the program may draw other rows."""
+    first = np.zeros(1, np.int64)
+    return [seed, *initial_rows(seed, first, first, 2)[0].tolist()]
 
 
 def from_seed(path: Path, seed: int) -> bool:
-    """Whether rows that nobody had trained at a checkpoint are those of a seed."""
-    return bool(TensorFile(path / PLANNER_FILE).told_json("origin") == _origin(seed))
+    """Whether the untrained rows of a checkpoint are the initial rows of a seed."""
+    return bool(TensorFile(path / PLANNER_FILE).json("origin") == _origin(seed))
 
 
 def read_position(path: Path) -> dict[str, Json]:
-    """Where in the data a checkpoint was made; any job may go on from there."""
+    """The position in the data at a checkpoint; a job of any shape may continue there."""
     file = TensorFile(path / PLANNER_FILE)
-    position = file.told_json("position")
+    position = file.json("position")
     with file.parsing("position"):
         return object_of(position, "it")
 
 
 def samples_before(path: Path) -> int:
-    """Samples that were trained before a checkpoint."""
+    """Number of samples trained before a checkpoint."""
     position = read_position(path)
     with TensorFile(path / PLANNER_FILE).parsing("position"):
         return whole_number(position["samples"], "samples")
 
 
 def first_random_state(path: Path) -> torch.Tensor:
-    """The random state with which the loader of a checkpoint's run began."""
+    """The random state at which the loader of a checkpoint's run began."""
     position, length = read_position(path), len(torch.get_rng_state())
     with TensorFile(path / PLANNER_FILE).parsing("position"):
         numbers = list_of(position["random"], "random", length)

@@ -1,10 +1,11 @@
-"""What a checkpoint holds: each rank's part of a job, and how it is read into another job.
+"""The files that shards and workers write into a checkpoint, and how another job reads them.
 
-In a checkpoint's folder are `shard0.safetensors` and so on (records of rows), `dense.safetensors`
-(model, optimizers, schedules, random state), `brain.safetensors` (the coordinator's, brain.py), and
-`worker0.safetensors` and so on, what each worker has of its own
-(unsent deltas, random state). What is not a tensor is JSON in the header of its file.
-All of it is checked as it is read (`tensor_files.py`).
+- `shard0.safetensors` and so on: records of rows, optimizer state included;
+- `dense.safetensors`: model, optimizers, schedules, random state;
+- `worker0.safetensors` and so on: a worker's unsent deltas and random state;
+- `brain.safetensors`: the planner's state (`planner_state.py`).
+
+Values other than tensors are JSON in the header of their file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from embroute.engine.store import CacheStore, ShardStore
 from embroute.kernels.array_types import Array
 from embroute.kernels.rows import Floats
 
-COPIED_BYTES = 1 << 24  # of rows that are read beside their place, at a time
+COPIED_BYTES = 1 << 24  # of scratch memory for rows that cannot be read in place
 
 _SETTINGS = {
     "sgd": ("decay",),
@@ -56,95 +57,101 @@ def identity_of(
     dtype: npt.DTypeLike,
     model: Mapping[str, torch.Tensor],
 ) -> Identity:
-    """What a job must share with a checkpoint; `model` is the dense part's `state_dict`."""
+    """The identity of a job; `model` is the dense part's `state_dict`."""
     setup, (beta1, beta2) = sharding.setup, optimizer.betas
-    every = {"eps": optimizer.eps, "beta1": beta1, "beta2": beta2, "decay": optimizer.decay}
+    settings = {"eps": optimizer.eps, "beta1": beta1, "beta2": beta2, "decay": optimizer.decay}
     return Identity(
-        tuple(
+        tables=tuple(
             TableShape(table.name, table.num_rows, width)
             for table, width in zip(setup.schema.tables, setup.widths, strict=True)
         ),
-        optimizer.name,
-        {name: every[name] for name in _SETTINGS[optimizer.name]},
-        np.dtype(dtype).name,
-        tuple(TensorShape(name, _dtype(t), tuple(t.shape)) for name, t in model.items()),
+        optimizer=optimizer.name,
+        settings={name: settings[name] for name in _SETTINGS[optimizer.name]},
+        dtype=np.dtype(dtype).name,
+        dense=tuple(TensorShape(name, _dtype(t), tuple(t.shape)) for name, t in model.items()),
     )
 
 
-def check_identity(saved: Identity, mine: Identity, path: Path) -> None:
-    """Refuse the checkpoint of another model, and say what differs."""
-    found = [*_table_differences(saved, mine), *_other_differences(saved, mine)]
-    if found:
-        more = f"; and {len(found) - 3} more differences" if len(found) > 3 else ""
-        raise ValueError(f"{path.name}: {'; '.join(found[:3])}{more}")
+def check_identity(saved: Identity, job: Identity, path: Path) -> None:
+    """Refuse the checkpoint of another model, and name up to three differences."""
+    differences = [*_table_differences(saved, job), *_other_differences(saved, job)]
+    if differences:
+        more = f"; and {len(differences) - 3} more differences" if len(differences) > 3 else ""
+        raise ValueError(f"{path.name}: {'; '.join(differences[:3])}{more}")
 
 
-def _table_differences(saved: Identity, mine: Identity) -> Iterator[str]:
-    its, own = ({table.name: table for table in side.tables} for side in (saved, mine))
-    yield from (f"the model has no table {name!r}" for name in its if name not in own)
-    yield from (f"the checkpoint has no table {name!r}" for name in own if name not in its)
-    for name, (_, rows, width) in its.items():
-        _, own_rows, own_width = own.get(name, its[name])
-        if rows != own_rows:
-            yield f"table {name!r} has {rows} rows in the checkpoint, {own_rows} in the model"
-        if width != own_width:
-            yield f"table {name!r} is {width} wide in the checkpoint, {own_width} in the model"
-    if its.keys() == own.keys() and list(its) != list(own):
-        yield f"the tables are {', '.join(its)} in the checkpoint, {', '.join(own)} in the model"
+def _table_differences(saved: Identity, job: Identity) -> Iterator[str]:
+    old, new = ({table.name: table for table in side.tables} for side in (saved, job))
+    yield from (f"the model has no table {name!r}" for name in old if name not in new)
+    yield from (f"the checkpoint has no table {name!r}" for name in new if name not in old)
+    for name, a in old.items():
+        b = new.get(name, a)
+        if a.num_rows != b.num_rows:
+            counts = f"{a.num_rows} rows in the checkpoint, {b.num_rows} in the model"
+            yield f"table {name!r} has {counts}"
+        if a.width != b.width:
+            yield f"table {name!r} is {a.width} wide in the checkpoint, {b.width} in the model"
+    if old.keys() == new.keys() and list(old) != list(new):
+        yield f"the tables are {', '.join(old)} in the checkpoint, {', '.join(new)} in the model"
 
 
-def _other_differences(saved: Identity, mine: Identity) -> Iterator[str]:
+def _other_differences(saved: Identity, job: Identity) -> Iterator[str]:
     def facts(side: Identity) -> dict[str, str]:
         dense = {f"tensor {t.name!r}": f"{t.dtype} {list(t.shape)}" for t in side.dense}
         settings = {f"the rows' {name}": str(value) for name, value in side.settings.items()}
         rows = {"the rows' optimizer": side.optimizer, "the rows' type": side.dtype}
-        return rows | (settings if saved.optimizer == mine.optimizer else {}) | dense
+        # Settings of two different optimizers are not comparable.
+        return rows | (settings if saved.optimizer == job.optimizer else {}) | dense
 
-    its, own = facts(saved), facts(mine)
-    for subject in its | own:
-        a, b = its.get(subject, "missing"), own.get(subject, "missing")
+    old, new = facts(saved), facts(job)
+    for subject in old | new:
+        a, b = old.get(subject, "missing"), new.get(subject, "missing")
         if a != b:
             yield f"{subject} is {a} in the checkpoint, {b} in the model"
 
 
 def rows_at(first: int, last: int, shard: int, num_shards: int) -> range:
-    """Rows of a table, from first to before last, that one of so many shards holds."""
+    """Rows of a shard, of a table whose rows are first to before last."""
+    # Row r lies at shard r % num_shards: the first row here is the first with that remainder.
     return range(first + (shard - first) % num_shards, last, num_shards)
 
 
-def _shared(mine: range, theirs: range) -> range:
-    """Rows that are in both."""
-    first = next((row for row in mine[: theirs.step] if row in theirs), None)
-    stop = min(mine.stop, theirs.stop)
-    return range(0) if first is None else range(first, stop, math.lcm(mine.step, theirs.step))
+def _intersection(a: range, b: range) -> range:
+    """Rows in both ranges. Equal remainders recur every lcm(a.step, b.step) rows."""
+    first = next((row for row in a[: b.step] if row in b), None)
+    stop = min(a.stop, b.stop)
+    return range(0) if first is None else range(first, stop, math.lcm(a.step, b.step))
 
 
-def copy_rows(file: TensorFile, name: str, theirs: range, mine: range, out: Floats) -> None:
-    """Copy rows of a file's tensor, which are `theirs`, into an array whose rows are `mine`.
+def copy_rows(file: TensorFile, name: str, file_rows: range, out_rows: range, out: Floats) -> None:
+    """Copy rows of a tensor in a file into an array; the two ranges say which rows each holds.
 
-    Only the columns that the array has. What is read at a time is bounded.
+    Copies only the columns of the array. The scratch memory is bounded.
     """
-    rows = _shared(mine, theirs)
+    rows = _intersection(out_rows, file_rows)
     if not rows:
         return
-    stride, out_stride = rows.step // theirs.step, rows.step // mine.step
+    stride, out_stride = rows.step // file_rows.step, rows.step // out_rows.step
     dtype, (_, columns), *_ = file.entry(name)
     if stride == out_stride == 1 and (dtype, columns) == (out.dtype.name, out.shape[1]):
-        at = mine.index(rows[0])
-        file.read(name, out[at : at + len(rows)], theirs.index(rows[0]))
+        at = out_rows.index(rows[0])
+        file.read(name, out[at : at + len(rows)], file_rows.index(rows[0]))
         return
+    # In the file, a wanted row stands every `stride` rows: read all between, copy every stride-th.
     count = max(1, COPIED_BYTES // (stride * columns * out.itemsize))
     scratch = np.empty((min(count, len(rows)) * stride, columns), dtype)
     for at in range(0, len(rows), count):
         block = rows[at : at + count]
-        first, last = theirs.index(block[0]), theirs.index(block[-1]) + 1
-        out_first, out_last = mine.index(block[0]), mine.index(block[-1]) + 1
+        first, last = file_rows.index(block[0]), file_rows.index(block[-1]) + 1
+        out_first, out_last = out_rows.index(block[0]), out_rows.index(block[-1]) + 1
         file.read(name, scratch[: last - first], first)
         out[out_first:out_last:out_stride] = scratch[: last - first : stride, : out.shape[1]]
 
 
-def _part(store: ShardStore, sharding: RowSharding, shard: int, table: int) -> tuple[range, Floats]:
-    """Rows of a table at a shard, and their records: one stretch of an arena."""
+def _table_records(
+    store: ShardStore, sharding: RowSharding, shard: int, table: int
+) -> tuple[range, Floats]:
+    """Rows of a table at a shard, and their records, which are contiguous in an arena."""
     setup = sharding.setup
     first, last = setup.schema.first_rows[table : table + 2].tolist()
     rows = rows_at(first, last, shard, sharding.num_shards)
@@ -154,9 +161,10 @@ def _part(store: ShardStore, sharding: RowSharding, shard: int, table: int) -> t
 
 
 def save_shard(path: Path, store: ShardStore, sharding: RowSharding, shard: int) -> FileInfo:
-    """Write a shard's records, one tensor a table, without copying them."""
+    """Write a shard's records without a copy, one tensor per table."""
     tables = range(len(sharding.setup.widths))
-    tensors = [as_tensor(f"table{t}", _part(store, sharding, shard, t)[1]) for t in tables]
+    records = [_table_records(store, sharding, shard, table)[1] for table in tables]
+    tensors = [as_tensor(f"table{table}", array) for table, array in enumerate(records)]
     about = {"shard": str(shard), "shards": str(sharding.num_shards)}
     return write_tensors(path / shard_file(shard), tensors, about)
 
@@ -165,22 +173,22 @@ def load_shard(path: Path, store: ShardStore, sharding: RowSharding, shard: int)
     """Read a shard's records from a checkpoint of any number of shards."""
     first = TensorFile(path / shard_file(0))
     with first.parsing("shards"):
-        files = open_shards(path, int(first.told("shards")))
+        files = open_shards(path, int(first.text("shards")))
     first_rows = sharding.setup.schema.first_rows.tolist()
     for other, file in enumerate(files):
         for table in range(len(sharding.setup.widths)):
-            mine, out = _part(store, sharding, shard, table)
-            theirs = rows_at(first_rows[table], first_rows[table + 1], other, len(files))
-            file.expect(f"table{table}", (len(theirs), out.shape[1]), out.dtype.name)
-            copy_rows(file, f"table{table}", theirs, mine, out)
+            rows, out = _table_records(store, sharding, shard, table)
+            file_rows = rows_at(first_rows[table], first_rows[table + 1], other, len(files))
+            file.expect(f"table{table}", (len(file_rows), out.shape[1]), out.dtype.name)
+            copy_rows(file, f"table{table}", file_rows, rows, out)
 
 
 def load_tables(path: Path, store: ShardStore, sharding: RowSharding, shard: int) -> list[str]:
-    """Read initial values from a file with one tensor a table, as the command `export` writes it.
+    """Read initial values from a file with one tensor per table, as `checkpoint export` writes it.
 
-    Optimizer state stays initial, and so do tables that the file does not have. Returns the
-    tables that it has; a tensor that is no table is refused. A file of another program has no
-    checksums: the first shard says so.
+    Optimizer state and tables that are not in the file keep their initial values. Returns the
+    tables in the file; other tensors are refused. A file of another program has no checksums: then
+    the first shard prints a line.
     """
     file, setup = TensorFile(path, needs_sums=False), sharding.setup
     tables = {table.name: t for t, table in enumerate(setup.schema.tables)}
@@ -194,25 +202,26 @@ def load_tables(path: Path, store: ShardStore, sharding: RowSharding, shard: int
     if not file.has_sums and shard == 0:
         print(f"embroute: {path} carries no checksums: it is read unchecked", file=sys.stderr)
     for name in file.names:
-        mine, out = _part(store, sharding, shard, tables[name])
-        theirs = range(*setup.schema.first_rows[tables[name] : tables[name] + 2].tolist())
-        copy_rows(file, name, theirs, mine, out[:, : setup.widths[tables[name]]])
+        rows, out = _table_records(store, sharding, shard, tables[name])
+        file_rows = range(*setup.schema.first_rows[tables[name] : tables[name] + 2].tolist())
+        # A record holds the row first and the optimizer state behind it.
+        copy_rows(file, name, file_rows, rows, out[:, : setup.widths[tables[name]]])
     return sorted(file.names, key=lambda name: tables[name])
 
 
 class Stateful(Protocol):
-    """A learning-rate schedule, or anything else with a state of numbers."""
+    """A learning-rate schedule, or another object with a state of numbers, text and tensors."""
 
     def state_dict(self) -> dict[str, object]:
-        """What to save."""
+        """The state to save."""
 
     def load_state_dict(self, state_dict: dict[str, object], /) -> object:
-        """Take it back."""
+        """Restore a saved state."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What every worker has whole: the dense model's `state_dict`, optimizers, schedules."""
+    """The replicated part of a job: the dense model's `state_dict`, optimizers, schedules."""
 
     model: Mapping[str, torch.Tensor]
     optimizers: Sequence[torch.optim.Optimizer]
@@ -236,9 +245,9 @@ def _from_torch(name: str, tensor: torch.Tensor) -> Tensor:
 
 
 def _encode(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Json:
-    """A value as JSON; its tensors are put aside, each under a name of its own."""
+    """A value as JSON. Its tensors go into `tensors`; the JSON refers to them by name."""
     if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}  # JSON has no such number
+        return {"float": str(value)}  # strict JSON has neither NaN nor infinity
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
@@ -259,24 +268,24 @@ def _encode(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Json:
 
 
 def _decode(value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What `_encode` was given: torch does not say more of a `state_dict` than Any either."""
+    """The inverse of `_encode`. The result is Any, as in torch's own `state_dict`."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    ((kind, inside),) = value.items()
+    ((kind, content),) = value.items()
     if kind == "tensor":
-        return tensors[str(inside)]
+        return tensors[str(content)]
     if kind == "float":
-        return float(str(inside))
-    items = _decode(inside, tensors)
+        return float(str(content))
+    items = _decode(content, tensors)
     if kind == "tuple":
         return tuple(items)
     return Counter(dict(items)) if kind == "counter" else dict(items)
 
 
 def save_dense(path: Path, training: Training, random: torch.Tensor) -> FileInfo:
-    """Write the part that every worker has whole, and the random state of one of them."""
+    """Write the replicated part, and the random state of the worker that writes."""
     tensors: dict[str, torch.Tensor] = {}
     optimizers = [optimizer.state_dict() for optimizer in training.optimizers]
     extras = {name: extra.state_dict() for name, extra in training.extras.items()}
@@ -286,15 +295,16 @@ def save_dense(path: Path, training: Training, random: torch.Tensor) -> FileInfo
         "extras": _encode(extras, "extra", tensors),
     }
     tensors |= {f"model.{name}": tensor for name, tensor in training.model.items()}
-    written = [_from_torch(name, tensor) for name, tensor in (tensors | {"random": random}).items()]
+    tensors["random"] = random
+    contents = [_from_torch(name, tensor) for name, tensor in tensors.items()]
     texts = {name: json.dumps(value) for name, value in about.items()}
-    return write_tensors(path / DENSE_FILE, written, texts)
+    return write_tensors(path / DENSE_FILE, contents, texts)
 
 
 def _to_torch(file: TensorFile, name: str) -> torch.Tensor:
-    """A whole tensor, in memory of its own."""
+    """A whole tensor, in newly allocated memory."""
     dtype, shape, *_ = file.entry(name)
-    if 0 in shape:  # no bytes, which cannot be viewed as another type
+    if 0 in shape:  # an array of no bytes cannot be viewed as another type
         return torch.empty(shape, dtype=getattr(torch, dtype))
     flat = torch.from_numpy(file.data(name))
     return flat.view(getattr(torch, dtype)).reshape(shape)
@@ -315,20 +325,20 @@ def _expect_model(file: TensorFile, model: Mapping[str, torch.Tensor]) -> None:
 
 
 def load_dense(path: Path, training: Training) -> torch.Tensor:
-    """Read it back into model, optimizers and schedules; returns the random state."""
+    """Restore model, optimizers and schedules; returns the random state."""
     file = TensorFile(path / DENSE_FILE)
-    classes = file.told_json("classes")
+    classes = file.json("classes")
     if classes != training.classes:
         raise ValueError(
             f"{path.name}: the optimizers are {classes} in the checkpoint, {training.classes} here"
         )
     _expect_model(file, training.model)
-    others = [name for name in file.names if not name.startswith("model.")]
-    tensors = {name: _to_torch(file, name) for name in others}
+    names = [name for name in file.names if not name.startswith("model.")]
+    tensors = {name: _to_torch(file, name) for name in names}
     with file.parsing("optimizers"):
-        optimizers = list_of(_decode(file.told_json("optimizers"), tensors), "it", len(classes))
+        optimizers = list_of(_decode(file.json("optimizers"), tensors), "it", len(classes))
     with file.parsing("extras"):
-        extras = object_of(_decode(file.told_json("extras"), tensors), "it")
+        extras = object_of(_decode(file.json("extras"), tensors), "it")
     if extras.keys() != training.extras.keys():
         raise ValueError(
             f"{path.name}: the checkpoint holds {sorted(extras)} beside the optimizers, the job "
@@ -344,7 +354,7 @@ def load_dense(path: Path, training: Training) -> torch.Tensor:
 
 
 def _load_state(file: TensorFile, name: str, owner: Stateful, state: Any) -> None:
-    """Give a state back; a ValueError means another optimizer, anything else a malformed state."""
+    """Restore a state. A ValueError means another optimizer, other errors a malformed state."""
     with file.parsing(name):
         object_of(state, "it")
     try:
@@ -357,21 +367,25 @@ def _load_state(file: TensorFile, name: str, owner: Stateful, state: Any) -> Non
 
 
 def save_cache(path: Path, worker: int, store: CacheStore | None, random: torch.Tensor) -> FileInfo:
-    """Write what one worker alone has: its cache where updates wait in it, its random state."""
-    arrays: list[tuple[str, Array]] = [("random", random.numpy())]
-    if store is not None:
-        arrays += [(f"records{a}", records) for a, records in enumerate(store.records)]
-        arrays += [(f"bases{a}", bases) for a, bases in enumerate(store.bases)]
-    return write_tensors(path / worker_file(worker), [as_tensor(*pair) for pair in arrays], {})
+    """Write a worker's random state and, where a cache holds unsent updates, the cache."""
+    arrays: dict[str, Array] = {"random": random.numpy(), **_cache_arrays(store)}
+    tensors = [as_tensor(name, array) for name, array in arrays.items()]
+    return write_tensors(path / worker_file(worker), tensors, {})
+
+
+def _cache_arrays(store: CacheStore | None) -> dict[str, Floats]:
+    """Records and bases of every arena, by name in the file."""
+    if store is None:
+        return {}
+    records = {f"records{arena}": array for arena, array in enumerate(store.records)}
+    return records | {f"bases{arena}": array for arena, array in enumerate(store.bases)}
 
 
 def load_cache(path: Path, worker: int, store: CacheStore | None) -> torch.Tensor:
-    """Read what `save_cache` wrote into a cache of the same size; returns the random state."""
+    """Fill a cache of the same size; returns the random state."""
     file = TensorFile(path / worker_file(worker))
-    arrays: dict[str, Floats] = {}
-    if store is not None:
-        arrays = {f"records{a}": records for a, records in enumerate(store.records)}
-        arrays |= {f"bases{a}": bases for a, bases in enumerate(store.bases)}
+    arrays = _cache_arrays(store)
+    # All are checked before the first is read: an error leaves the cache as it was.
     for name, array in arrays.items():
         file.expect(name, array.shape, array.dtype.name)
     for name, array in arrays.items():

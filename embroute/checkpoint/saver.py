@@ -1,4 +1,4 @@
-"""Checkpoints of a running job: every rank writes its part, the coordinator makes it one whole."""
+"""Checkpoints of a running job: every rank writes files, the coordinator publishes them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class CheckpointSettings:
 
     folder: Path
     keep: int = 2
-    run_id: str = ""  # of the job; all ranks agree on it
+    run_id: str = ""  # of the job; the same at all ranks
 
-    def part(self, step: int) -> Path:
-        """Where all ranks write a step's checkpoint."""
+    def partial(self, step: int) -> Path:
+        """The folder into which all ranks write a step's checkpoint."""
         return partial_folder(self.folder, step, self.run_id)
 
 
 def send_reply(channel: Channel, items: Sequence[object]) -> None:
-    """Tell the coordinator something, such as the files that this rank has written."""
+    """Send the coordinator a list, such as the files that this rank wrote."""
     text = np.frombuffer(json.dumps(items).encode(), np.uint8)
     size = np.array([len(text)], np.int64).view(np.uint8)
     channel.exchange([(COORDINATOR, size)], [])
@@ -53,9 +53,10 @@ def send_reply(channel: Channel, items: Sequence[object]) -> None:
 
 
 def receive_replies(channel: Channel, peers: Sequence[str]) -> list[Json]:
-    """What all ranks tell the coordinator, in their order; waits for the last of them."""
+    """The lists of all ranks, joined in their order; waits for the last."""
     sizes = [np.zeros(1, np.int64) for _ in peers]
-    channel.exchange([], [(p, size.view(np.uint8)) for p, size in zip(peers, sizes, strict=True)])
+    buffers = [size.view(np.uint8) for size in sizes]
+    channel.exchange([], list(zip(peers, buffers, strict=True)))
     texts = [np.empty(int(size[0]), np.uint8) for size in sizes]
     channel.exchange([], list(zip(peers, texts, strict=True)))
     return [item for text in texts for item in json.loads(text.tobytes())]
@@ -63,49 +64,55 @@ def receive_replies(channel: Channel, peers: Sequence[str]) -> list[Json]:
 
 @dataclass
 class Saver:
-    """The coordinator's part of a checkpoint: its own file, then the manifest of the whole."""
+    """Writes the coordinator's files: the planner's state, then the manifest."""
 
-    saving: CheckpointSettings
+    settings: CheckpointSettings
     rank: RankContext
     policy: str
     identity: Identity
-    random: Json  # state of the generator with which the loader began
+    random: Json  # state of torch's generator at which the loader began
     lock: FolderLock
 
     def __post_init__(self) -> None:
-        self._plans: FileInfo | None = None
+        self._planner_file: FileInfo | None = None
 
-    def keep_plans(self, state: State, samples: int) -> None:
-        """Write the planner's state as it is now, and where in the data the job is."""
+    def save_planner_state(self, state: State, samples: int) -> None:
+        """Write the planner's state as it is now, and the position in the data."""
         self.lock.check()
         position: Position = {"batches": state.step, "samples": samples, "random": self.random}
-        self._plans = save_planner(self.saving.part(state.step), state, position)
+        self._planner_file = save_planner(self.settings.partial(state.step), state, position)
 
     def finish(self, state: State, samples: int) -> Path:
-        """Make the files of all ranks one checkpoint; `keep_plans` may have come before."""
-        if self._plans is None:
-            self.keep_plans(state, samples)
-        assert self._plans is not None
-        files = [self._plans]
-        for info in receive_replies(self.rank.replies, self.rank.peers):
-            files.append(FileInfo(*info))  # type: ignore[misc]
-        shape = (self.rank.num_workers, self.rank.num_shards)
-        run_id, keep = self.saving.run_id, self.saving.keep
-        manifest = Manifest(state.step, self.policy, *shape, self.identity, tuple(files), run_id)
+        """Collect the files of all ranks and publish the checkpoint."""
+        if self._planner_file is None:
+            self.save_planner_state(state, samples)
+        assert self._planner_file is not None
+        # A reply is a file's FileInfo as a JSON list. It comes after the file is on the disk.
+        replies = receive_replies(self.rank.replies, self.rank.peers)
+        files = [FileInfo(*info) for info in replies]  # type: ignore[misc]
+        manifest = Manifest(
+            step=state.step,
+            policy=self.policy,
+            num_workers=self.rank.num_workers,
+            num_shards=self.rank.num_shards,
+            identity=self.identity,
+            files=(self._planner_file, *files),
+            run_id=self.settings.run_id,
+        )
         self.lock.check()
-        self._plans = None
-        return commit(self.saving.folder, manifest, keep)
+        self._planner_file = None
+        return commit(self.settings.folder, manifest, self.settings.keep)
 
 
 @dataclass(frozen=True)
 class WorkerCheckpoint:
-    """What a worker saves and loads: the first one the dense part, each its own random state."""
+    """A worker's files: its cache and random state; at the first worker also the dense part."""
 
     worker: int
     model: torch.nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
     extras: Mapping[str, Stateful]
-    cache: CacheStore | None  # where copies differ from the shards' rows even after a drain
+    cache: CacheStore | None  # None where a drain makes all copies equal to the shards' rows
 
     def _training(self) -> Training:
         return Training(self.model.state_dict(), self.optimizers, self.extras)
@@ -118,21 +125,21 @@ class WorkerCheckpoint:
             files.append(save_dense(folder, self._training(), random))
         return files
 
-    def load(self, path: Path, same_place: bool) -> None:
-        """Read them; the worker's own only where the job has the same shape."""
+    def load(self, path: Path, same_shape: bool) -> None:
+        """Restore the dense part; cache and random state only in a job of the same shape."""
         load_dense(path, self._training())
-        if same_place:
+        if same_shape:
             torch.set_rng_state(load_cache(path, self.worker, self.cache))
 
 
 def same_caches(path: Path, setup: Setup) -> bool:
-    """Whether the job's caches have the sizes that they had in a checkpoint."""
+    """Whether the job's caches have the same capacities as in a checkpoint."""
     return np.array_equal(TensorFile(path / PLANNER_FILE).rows("capacity_WA"), setup.capacity_WA)
 
 
-def load_state(path: Path, state: State, same_place: bool) -> None:
-    """Continue the brain where it was; a job of another shape starts with empty caches."""
-    if same_place:
+def load_state(path: Path, state: State, same_shape: bool) -> None:
+    """Restore the planner's state; a job of another shape starts with empty caches."""
+    if same_shape:
         load_planner(path, state)
     else:
         load_trained(path, state)

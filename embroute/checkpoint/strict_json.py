@@ -1,4 +1,4 @@
-"""JSON from files that may be damaged: read strictly, and its types checked."""
+"""Strict JSON for files that may be damaged, with checks of types."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _WORD = re.compile(r"\w{1,64}", re.ASCII)
 
 
 def parse_json(text: bytes | str) -> Json:
-    """Plain JSON: no NaN, no name twice in an object, no depth that Python cannot follow."""
+    """Parse JSON; refuse NaN, duplicate names and nesting beyond Python's recursion limit."""
     try:
         if isinstance(text, bytes):
             text = text.decode()
         parsed: Json = json.loads(
-            text, object_pairs_hook=_without_doubles, parse_constant=_no_number
+            text, object_pairs_hook=_unique_names, parse_constant=_refuse_constant
         )
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
@@ -26,14 +26,14 @@ def parse_json(text: bytes | str) -> Json:
     return parsed
 
 
-def _without_doubles(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _unique_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     names = dict(pairs)
     if len(names) != len(pairs):
         raise ValueError("a name stands twice in one JSON object")
     return names
 
 
-def _no_number(text: str) -> Json:
+def _refuse_constant(text: str) -> Json:
     raise ValueError(f"{text} is no number of JSON")
 
 
@@ -50,7 +50,7 @@ def finite_number(value: object, name: str) -> float:
         raise ValueError(f"{name} must be a number, got {brief(value)}")
     try:
         finite = math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an int larger than every float
         finite = False
     if not finite:
         raise ValueError(f"{name} must be a finite number, got {brief(value)}")
@@ -65,7 +65,7 @@ def text_of(value: object, name: str) -> str:
 
 
 def word(value: object, name: str) -> str:
-    """A text of letters and digits, as part of a file's name."""
+    """A text of letters and digits, fit for a file name."""
     if not isinstance(value, str) or not _WORD.fullmatch(value):
         raise ValueError(f"{name} must be 1 to 64 letters and digits, got {brief(value)}")
     return value
@@ -79,7 +79,7 @@ def flag(value: object, name: str) -> bool:
 
 
 def list_of(value: object, name: str, length: int | None = None) -> list[Json]:
-    """A list, of a certain length if one is given."""
+    """A list, of this length if given."""
     if not isinstance(value, list) or length not in (None, len(value)):
         wanted = "a list" if length is None else f"a list of {length}"
         raise ValueError(f"{name} must be {wanted}, got {brief(value)}")
@@ -87,7 +87,7 @@ def list_of(value: object, name: str, length: int | None = None) -> list[Json]:
 
 
 def object_of(value: object, name: str, names: tuple[str, ...] = ()) -> dict[str, Json]:
-    """An object, with exactly these names if any are given."""
+    """An object, with exactly these names if given."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object, got {brief(value)}")
     for missing in (known for known in names if known not in value):
@@ -98,6 +98,6 @@ def object_of(value: object, name: str, names: tuple[str, ...] = ()) -> dict[str
 
 
 def brief(value: object) -> str:
-    """A value in an error message, on one line and short."""
+    """A value for an error message: one short line."""
     shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,7 +1,7 @@
-"""Tensor files: written in blocks that are summed as they go by, and read with every block checked.
+"""Tensor files in the safetensors format, written and read with a checksum of every block.
 
-They are in the safetensors format, with checksums in the header (`tensor_header.py`). The header
-comes first and holds the sums of bytes that come later: it is written twice, with the same length.
+The header stands first and holds the checksums of the bytes behind it (`tensor_header.py`). So the
+writer writes it twice, with the same length: before the tensors with zeros, then with the sums.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIECE_BYTES = 1 << 24  # of a tensor, read or written at a time
 
 
 class FileInfo(NamedTuple):
-    """A tensor file as its writer knew it; the header holds the sums of the rest."""
+    """A tensor file as written: the header's checksum covers the checksums of all blocks."""
 
     name: str
     num_bytes: int
@@ -48,7 +48,7 @@ class FileInfo(NamedTuple):
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file that is on the disk in the end; if that fails, the error says what is intact."""
+    """A new file, flushed to the disk at the end; an error says which checkpoint is intact."""
     try:
         with path.open("wb") as file:
             yield file
@@ -67,7 +67,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to be written; its bytes come in pieces."""
+    """A tensor to write; its bytes come in pieces."""
 
     name: str
     dtype: str
@@ -80,15 +80,15 @@ class Tensor:
 
 
 def as_tensor(name: str, array: Array) -> Tensor:
-    """An array to be written; it must not change meanwhile."""
+    """An array to write; it must not change until then."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     pieces = (flat[at : at + PIECE_BYTES] for at in range(0, len(flat), PIECE_BYTES))
     return Tensor(name, array.dtype.name, array.shape, pieces)
 
 
 def write_tensors(path: Path, tensors: Sequence[Tensor], about: Mapping[str, str]) -> FileInfo:
-    """Write a tensor file; `about` is text for its header."""
-    # The widest elements come first: each tensor then starts at a multiple of its element.
+    """Write a tensor file; `about` holds texts for its header."""
+    # Widest elements first: then every tensor starts at a multiple of its element size.
     tensors = sorted(tensors, key=lambda tensor: -TENSOR_DTYPES[tensor.dtype][1])
     entries, at = dict[str, TensorEntry](), 0
     for tensor in tensors:
@@ -107,25 +107,29 @@ def write_tensors(path: Path, tensors: Sequence[Tensor], about: Mapping[str, str
 
 
 def _write_blocks(file: BinaryIO, tensors: Iterable[Tensor], size: int) -> Iterator[str]:
-    """Write the tensors' bytes; the sum of each block, summed while it is in the processor."""
-    block, room = xxhash.xxh3_64(), size
+    """Write the tensors' bytes and yield the checksum of each block.
+
+    Pieces and blocks need not align: `space` is what is left of the current block.
+    """
+    block, space = xxhash.xxh3_64(), size
     for piece in (piece for tensor in tensors for piece in tensor.pieces):
         at = 0
         while at < len(piece):
-            part = piece[at : at + room]
-            block.update(part)
-            file.write(part)
-            at, room = at + len(part), room - len(part)
-            if not room:
+            # Sum and write at once, while the bytes are in the processor's cache.
+            span = piece[at : at + space]
+            block.update(span)
+            file.write(span)
+            at, space = at + len(span), space - len(span)
+            if not space:
                 yield block.hexdigest()
-                block, room = xxhash.xxh3_64(), size
-    if room < size:
+                block, space = xxhash.xxh3_64(), size
+    if space < size:
         yield block.hexdigest()
 
 
 def _open(path: Path) -> int:
-    """A plain file's handle. A pipe in its place does not block, and is refused."""
     try:
+        # O_NONBLOCK: opening a pipe must not wait for its writer. It is refused below.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
@@ -140,9 +144,9 @@ def _open(path: Path) -> int:
 
 
 class TensorFile:
-    """A tensor file that is read in parts; every block that a part touches is checked.
+    """Random access to a tensor file; a read checks every block that it touches.
 
-    A file of another program has no checksums; `needs_sums` says whether it is refused.
+    Files of other programs have no checksums: `needs_sums` refuses them.
     """
 
     def __init__(self, path: Path, needs_sums: bool = True) -> None:
@@ -157,8 +161,8 @@ class TensorFile:
             raise DamagedError(path, str(error)) from None
         if needs_sums and not self.has_sums:
             raise DamagedError(path, "it has no checksums")
-        # The last block that was read in part: whoever reads on needs the rest of it.
-        self._kept, self._kept_block = bytearray(), -1
+        # The last block of which only a part was read: the next read often continues in it.
+        self._cache, self._cached_block = bytearray(), -1
 
     @property
     def names(self) -> list[str]:
@@ -167,53 +171,56 @@ class TensorFile:
 
     @property
     def about(self) -> Mapping[str, str]:
-        """Texts of the header."""
+        """Texts in the header, by name."""
         return self._header.about
 
     @property
     def has_sums(self) -> bool:
-        """Whether what is read is checked."""
+        """Whether the file has checksums of its blocks."""
         return self._header.sums is not None
 
-    def told(self, name: str) -> str:
-        """A text of the header."""
+    def text(self, name: str) -> str:
+        """A text in the header."""
         if name not in self.about:
             raise DamagedError(self.path, f"it does not say {name!r}, as a checkpoint's part does")
         return self.about[name]
 
-    def told_json(self, name: str) -> Json:
-        """A text of the header that is JSON."""
+    def json(self, name: str) -> Json:
+        """A JSON value in the header."""
         with self.parsing(name):
-            return parse_json(self.told(name))
+            return parse_json(self.text(name))
 
     @contextmanager
     def parsing(self, name: str) -> Iterator[None]:
-        """Whatever a malformed text of the header leads to is damage of this file."""
+        """Errors that a malformed text of the header causes become damage of this file."""
         try:
             yield
         except DamagedError:
             raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            what = str(error) if type(error) is ValueError else repr(error)
-            raise DamagedError(self.path, f"{name!r} in its header is malformed: {what}") from None
+            reason = str(error) if type(error) is ValueError else repr(error)
+            raise DamagedError(
+                self.path, f"{name!r} in its header is malformed: {reason}"
+            ) from None
 
     def entry(self, name: str) -> TensorEntry:
-        """Type, shape and place of a tensor."""
+        """Type, shape and position of a tensor."""
         if name not in self._header.entries:
             raise DamagedError(self.path, f"there is no tensor {name!r} in it")
         return self._header.entries[name]
 
     def expect(self, name: str, shape: Sequence[int], *dtypes: str) -> None:
-        """Refuse a tensor that is missing, or of another shape or type."""
+        """Refuse a tensor that is missing or has another shape or type."""
         if name not in self._header.entries:
             raise ValueError(f"{self.path}: there is no tensor {name!r}")
-        dtype, own_shape, *_ = self.entry(name)
-        if own_shape != tuple(shape):
+        entry = self.entry(name)
+        if entry.shape != tuple(shape):
             raise ValueError(
-                f"{self.path}: {name!r} has the shape {list(own_shape)}, expected {list(shape)}"
+                f"{self.path}: {name!r} has the shape {list(entry.shape)}, expected {list(shape)}"
             )
-        if dtype not in dtypes:
-            raise ValueError(f"{self.path}: {name!r} is {dtype}, expected {' or '.join(dtypes)}")
+        if entry.dtype not in dtypes:
+            known = " or ".join(dtypes)
+            raise ValueError(f"{self.path}: {name!r} is {entry.dtype}, expected {known}")
 
     def data(self, name: str) -> U8:
         """The bytes of a whole tensor."""
@@ -223,7 +230,7 @@ class TensorFile:
         return out
 
     def rows(self, name: str, first: int = 0, last: int | None = None) -> Array:
-        """Some rows of a tensor that has rows."""
+        """Rows `first` to before `last` of a tensor of one dimension or more."""
         dtype, shape, at, _ = self.entry(name)
         if not shape or dtype == "bfloat16":
             raise ValueError(f"{self.path}: {name!r} is {dtype} {list(shape)}, no rows of numpy's")
@@ -235,7 +242,7 @@ class TensorFile:
         return out.view(dtype).reshape(count, *shape[1:])
 
     def read(self, name: str, out: Array, first: int = 0) -> None:
-        """Read a tensor's rows, from `first` on, into an array of its type and width."""
+        """Fill an array of the tensor's type and width with the rows from `first` on."""
         entry = self.entry(name)
         row_bytes = tensor_bytes(entry.dtype, entry.shape[1:])
         if out.flags.c_contiguous:
@@ -248,50 +255,45 @@ class TensorFile:
             out[at:last] = self.rows(name, first + at, first + last)
 
     def verify(self) -> None:
-        """Read all blocks and keep none."""
+        """Check every block."""
         size = self._header.block_bytes
         block = memoryview(bytearray(min(size, self._data_bytes)))
         for at in range(0, self._data_bytes, size):
             self._fill(at, block[: self._data_bytes - at])
 
     def _fill(self, first: int, out: memoryview) -> None:
-        """The tensors' bytes from `first` on. A whole block is read to where it is wanted."""
+        """Fill `out` with the tensors' bytes from `first` on. Whole blocks are read in place."""
         size, at, end = self._header.block_bytes, first, first + len(out)
         while at < end:
             block = at // size
             start, stop = block * size, min((block + 1) * size, self._data_bytes)
-            if at == start and stop <= end and block != self._kept_block:
+            if at == start and stop <= end and block != self._cached_block:
                 self._read_block(block, out[at - first : stop - first])
             else:
-                stop, part = min(stop, end), self._keep(block)
-                out[at - first : stop - first] = part[at - start : stop - start]
+                stop = min(stop, end)
+                out[at - first : stop - first] = self._cached(block)[at - start : stop - start]
             at = stop
 
-    def _keep(self, block: int) -> memoryview:
-        """A block of which a part is wanted."""
-        if block != self._kept_block:
+    def _cached(self, block: int) -> memoryview:
+        """A block of which only a part is needed."""
+        if block != self._cached_block:
             size = self._header.block_bytes
-            self._kept_block = -1
-            self._kept = self._kept or bytearray(min(size, self._data_bytes))
-            part = memoryview(self._kept)[: self._data_bytes - block * size]
-            self._read_block(block, part)
-            self._kept_block = block
-        return memoryview(self._kept)
+            self._cached_block = -1  # a failed read must not leave half a block behind
+            self._cache = self._cache or bytearray(min(size, self._data_bytes))
+            self._read_block(block, memoryview(self._cache)[: self._data_bytes - block * size])
+            self._cached_block = block
+        return memoryview(self._cache)
 
     def _read_block(self, block: int, out: memoryview) -> None:
         first = self._first + block * self._header.block_bytes
         self._read(first, out)
-        self._check(block, out)
-
-    def _check(self, block: int, data: memoryview) -> None:
         sums, at = self._header.sums, SUM_DIGITS * block
-        if sums is not None and checksum(data) != sums[at : at + SUM_DIGITS]:
-            first = self._first + block * self._header.block_bytes
-            where = f"bytes {first} to {first + len(data)}"
+        if sums is not None and checksum(out) != sums[at : at + SUM_DIGITS]:
+            where = f"bytes {first} to {first + len(out)}"
             raise DamagedError(self.path, f"{where} do not have their checksum")
 
     def _head(self) -> bytes:
-        """Length and header."""
+        """The bytes of length and header."""
         size = os.fstat(self._handle).st_size
         if size < LENGTH_BYTES:
             raise DamagedError(self.path, f"{size} bytes are too few for a tensor file")
@@ -305,12 +307,12 @@ class TensorFile:
         return bytes(raw)
 
     def _read(self, first: int, out: memoryview) -> None:
-        """Bytes of the file from `first` on."""
         at = 0
         while at < len(out):
             try:
                 count = os.preadv(self._handle, [out[at:]], first + at)
             except OSError as error:
+                # An unreadable sector damages this file; other errors are the system's.
                 if error.errno != errno.EIO:
                     raise OSError(error.errno, error.strerror, str(self.path)) from None
                 count = 0

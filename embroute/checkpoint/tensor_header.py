@@ -1,12 +1,12 @@
-"""Headers of tensor files: which tensor lies where, and the checksums of it all.
+"""Headers of tensor files: type, shape and position of each tensor, and all checksums.
 
-A file in the safetensors format is the length of a header in 8 little-endian bytes, the header, and
-the tensors' bytes. The header is JSON with type, shape and place of every tensor; `__metadata__`
-holds texts by name. Three of them are ours:
+A safetensors file has three sections: the length of the header in 8 little-endian bytes, the
+header, and the tensors' bytes. The header is JSON with type, shape and position of every tensor;
+`__metadata__` holds texts by name. embroute adds three texts:
 
-- `header_sum`: XXH3 of length and header, with zeros in the place of this sum;
-- `block_bytes`: the tensors' bytes are summed in blocks of this size, the last one is shorter;
-- `block_sums`: XXH3 of each block, one after the other.
+- `header_sum`: XXH3 of length and header, computed with zeros in the place of this sum;
+- `block_bytes`: the size of the blocks of tensor bytes that have a checksum; the last is shorter;
+- `block_sums`: XXH3 of each block, in order.
 
 A sum is 64 bits, written as 16 hexadecimal digits.
 """
@@ -31,9 +31,9 @@ from embroute.checkpoint.strict_json import (
 )
 
 CHECKSUM_BLOCK_BYTES = 1 << 20
-MAX_BLOCKS = 1 << 20  # of a file; above that blocks are larger
+MAX_BLOCKS = 1 << 20  # of a file; larger files have larger blocks
 MAX_BLOCK_BYTES = 1 << 30  # a reader keeps a block in memory
-MAX_HEADER_BYTES = 100_000_000  # what safetensors reads
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 LENGTH_BYTES = 8
 SUM_DIGITS = 16
 
@@ -42,14 +42,11 @@ TENSOR_DTYPES |= {"float16": ("F16", 2), "bfloat16": ("BF16", 2), "float32": ("F
 TENSOR_DTYPES |= {"int32": ("I32", 4), "int64": ("I64", 8), "float64": ("F64", 8)}
 _NAMES = {code: name for name, (code, _) in TENSOR_DTYPES.items()}
 
-_METADATA, _HEADER_SUM, _BLOCK_BYTES, _BLOCK_SUMS = (
-    "__metadata__",
-    "header_sum",
-    "block_bytes",
-    "block_sums",
-)
+_METADATA, _HEADER_SUM = "__metadata__", "header_sum"
+_BLOCK_BYTES, _BLOCK_SUMS = "block_bytes", "block_sums"
+# The header sum is the first text of every header, so its position in the file is fixed.
 _START = b'{"%s": {"%s": "' % (_METADATA.encode(), _HEADER_SUM.encode())
-_SUM_AT = LENGTH_BYTES + len(_START)  # in the file
+_SUM_AT = LENGTH_BYTES + len(_START)
 _DIGITS, _SUMS = re.compile(r"[0-9]{1,12}"), re.compile(r"[0-9a-f]*")
 
 
@@ -64,21 +61,21 @@ class TensorEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a tensor file says of itself."""
+    """The parsed header of a tensor file."""
 
     entries: Mapping[str, TensorEntry]
     about: Mapping[str, str]
     block_bytes: int
-    sums: str | None  # of all blocks; None in a file of another program
+    sums: str | None  # of all blocks, joined; None if another program wrote the file
 
 
 def checksum(data: bytes | memoryview) -> str:
-    """The checksum of some bytes."""
+    """XXH3 in 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def block_size(data_bytes: int) -> int:
-    """Bytes of a block in a file with so many."""
+    """Bytes of a checksum block, in a file with so many bytes of tensors."""
     size = CHECKSUM_BLOCK_BYTES
     while size * MAX_BLOCKS < data_bytes:
         size *= 2
@@ -86,7 +83,7 @@ def block_size(data_bytes: int) -> int:
 
 
 def header_bytes(entries: Mapping[str, TensorEntry], about: Mapping[str, str], sums: str) -> bytes:
-    """The start of a file, up to the tensors' bytes; as long for any sums of the same number."""
+    """The bytes before the tensors. Their number does not depend on the digits of `sums`."""
     size = max((entry.last for entry in entries.values()), default=0)
     ours = {_BLOCK_BYTES: str(block_size(size)), _BLOCK_SUMS: sums}
     fields: dict[str, object] = {_METADATA: {_HEADER_SUM: "0" * SUM_DIGITS, **about, **ours}}
@@ -97,27 +94,28 @@ def header_bytes(entries: Mapping[str, TensorEntry], about: Mapping[str, str], s
             "data_offsets": (first, last),
         }
     text = json.dumps(fields).encode()
-    text += b" " * (-len(text) % 8)
-    return _sealed(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    text += b" " * (-len(text) % 8)  # so that the tensors start at a multiple of 8
+    return _with_checksum(len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
-def _sealed(raw: bytes) -> bytes:
-    """A header with its own checksum in place."""
+def _with_checksum(raw: bytes) -> bytes:
+    """A header with its own checksum filled in."""
     start, end = raw[:_SUM_AT], raw[_SUM_AT + SUM_DIGITS :]
     return start + checksum(start + b"0" * SUM_DIGITS + end).encode() + end
 
 
 def parse_header(raw: bytes, data_bytes: int) -> Header:
-    """The header of a file, from its first byte on; `data_bytes` follow it."""
-    sealed = raw[LENGTH_BYTES:].startswith(_START)
-    if sealed and raw != _sealed(raw):
+    """Parse and check length and header of a file in which `data_bytes` follow."""
+    has_sum = raw[LENGTH_BYTES:].startswith(_START)
+    if has_sum and raw != _with_checksum(raw):
         raise ValueError("its header does not have its checksum")
     fields = object_of(parse_json(raw[LENGTH_BYTES:]), "its header")
     texts = object_of(fields.pop(_METADATA, {}), _METADATA)
     about = {name: text_of(text, f"{_METADATA}: {name}") for name, text in texts.items()}
     entries = {name: _entry(name, field) for name, field in fields.items()}
-    _check_places(entries, data_bytes)
-    if not sealed:
+    _check_positions(entries, data_bytes)
+    if not has_sum:
+        # Our names without a header sum: a damaged header of ours, not another program's file.
         if not about.keys().isdisjoint((_HEADER_SUM, _BLOCK_BYTES, _BLOCK_SUMS)):
             raise ValueError("its header is not as it was written")
         return Header(entries, about, block_size(data_bytes), None)
@@ -125,20 +123,19 @@ def parse_header(raw: bytes, data_bytes: int) -> Header:
 
 
 def _entry(name: str, field: object) -> TensorEntry:
-    """A tensor's type, shape and place."""
-    told = object_of(field, f"tensor {brief(name)}", ("dtype", "shape", "data_offsets"))
-    code = text_of(told["dtype"], f"the dtype of {brief(name)}")
+    values = object_of(field, f"tensor {brief(name)}", ("dtype", "shape", "data_offsets"))
+    code = text_of(values["dtype"], f"the dtype of {brief(name)}")
     if code not in _NAMES:
         raise ValueError(f"tensor {brief(name)} has the unknown dtype {brief(code)}")
-    sizes = list_of(told["shape"], f"the shape of {brief(name)}")
+    sizes = list_of(values["shape"], f"the shape of {brief(name)}")
     shape = tuple(whole_number(size, f"the shape of {brief(name)}") for size in sizes)
-    sharding = list_of(told["data_offsets"], f"data_offsets of {brief(name)}", 2)
-    first, last = (whole_number(place, f"data_offsets of {brief(name)}") for place in sharding)
+    offsets = list_of(values["data_offsets"], f"data_offsets of {brief(name)}", 2)
+    first, last = (whole_number(offset, f"data_offsets of {brief(name)}") for offset in offsets)
     return TensorEntry(_NAMES[code], shape, first, last)
 
 
-def _check_places(entries: Mapping[str, TensorEntry], data_bytes: int) -> None:
-    """Tensors lie side by side, without gap or overlap, up to the end of the file."""
+def _check_positions(entries: Mapping[str, TensorEntry], data_bytes: int) -> None:
+    """Tensors must fill the file without gap or overlap."""
     at = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         num_bytes = tensor_bytes(entry.dtype, entry.shape)
@@ -161,7 +158,7 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def _blocks(about: Mapping[str, str], data_bytes: int) -> tuple[int, str]:
-    """Size and sums of the blocks."""
+    """Size and checksums of the blocks."""
     text, sums = about.get(_BLOCK_BYTES, ""), about.get(_BLOCK_SUMS, "")
     size = int(text) if _DIGITS.fullmatch(text) else 0
     if not 0 < size <= MAX_BLOCK_BYTES:

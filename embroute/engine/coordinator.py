@@ -49,7 +49,7 @@ from embroute.planner.state import State
 class CheckpointWriter(Protocol):
     """The coordinator's side of a checkpoint."""
 
-    def keep_plans(self, state: State, samples: int) -> None:
+    def save_planner_state(self, state: State, samples: int) -> None:
         """Write the planner's state before a drain changes it."""
 
     def finish(self, state: State, samples: int) -> object:
@@ -128,7 +128,7 @@ class Coordinator:
         """
         unscheduled = self._saved != self.state.step
         if unscheduled and self.saver is not None and self.policy.exact:
-            self.saver.keep_plans(self.state, self.samples_trained)
+            self.saver.save_planner_state(self.state, self.samples_trained)
         self._drain()
         if unscheduled:
             self._save()

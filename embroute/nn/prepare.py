@@ -65,7 +65,7 @@ class Resume(NamedTuple):
     """A checkpoint to go on from, and whether it was made by a job of the same shape."""
 
     path: Path
-    same_place: bool
+    same_shape: bool
 
 
 def prepare(
@@ -157,7 +157,7 @@ def _coordinate(
     )
     counted, items = _beginning(job, loader, items, once)
     state = _first_state(job, setup, counted)
-    same = resume is not None and resume.same_place
+    same = resume is not None and resume.same_shape
     if resume is not None:
         load_state(resume.path, state, same)
     coordinator = Coordinator(
@@ -257,7 +257,7 @@ def _serve(job: TrainingJob, resume: Resume | None) -> Shard:
             shard.serve(RankTransfers.read(heads, where).at(EARLY_PULL))
         elif message.verb == SAVE:
             assert job.saving is not None
-            folder = job.saving.part(int(message.arrays[0].tolist()[0]))
+            folder = job.saving.partial(int(message.arrays[0].tolist()[0]))
             send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
     adding.join(LEAVE_S)  # workers leave when they have taken the same note
     return shard
@@ -309,11 +309,11 @@ def _join(job: TrainingJob, resume: Resume | None) -> WorkerSession:
     own = None if job.policy.exact else store
     part = WorkerCheckpoint(rank.index, job.model, job.optimizers, extras, own)
     if resume is not None:
-        part.load(resume.path, resume.same_place)
+        part.load(resume.path, resume.same_shape)
 
     def save(step: int) -> None:
         assert job.saving is not None
-        send_reply(rank.replies, part.save(job.saving.part(step)))
+        send_reply(rank.replies, part.save(job.saving.partial(step)))
 
     prefetch = PrefetchThread(rank, rows, job.adapter, job.layers)
     run = WorkerSession(prefetch, job.lookup_context, dense, job.rate, save)

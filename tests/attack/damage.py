@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from embroute.checkpoint.folders import MANIFEST
-from embroute.checkpoint.manifest import sealed
-from embroute.checkpoint.tensor_header import LENGTH_BYTES, _sealed, checksum
+from embroute.checkpoint.manifest import manifest_bytes
+from embroute.checkpoint.tensor_header import LENGTH_BYTES, _with_checksum, checksum
 
 Harm = Callable[[Path], object]
 Fields = dict[str, Any]
@@ -90,7 +90,7 @@ def reseal(change: Callable[[Fields], object]) -> Harm:
         fields = json.loads((folder / MANIFEST).read_text())
         del fields["checksum"]
         change(fields)
-        (folder / MANIFEST).write_bytes(sealed(fields))
+        (folder / MANIFEST).write_bytes(manifest_bytes(fields))
 
     return harm
 
@@ -123,7 +123,7 @@ def rehead(kind: str, change: Callable[[Fields], object]) -> Harm:
         header["__metadata__"]["header_sum"] = "0" * 16
         change(header)
         text = json.dumps(header).encode()
-        head = _sealed(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+        head = _with_checksum(len(text).to_bytes(LENGTH_BYTES, "little") + text)
         path.write_bytes(head + raw[start:])
         reseal(partial(_listed, path, head))(folder)
 

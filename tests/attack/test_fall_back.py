@@ -16,8 +16,8 @@ from embroute.checkpoint.folders import (
     MANIFEST,
     candidates,
     latest_checkpoint,
+    rename_damaged,
     saved_checkpoints,
-    set_aside,
 )
 from embroute.checkpoint.manifest import read_manifest, verify
 from embroute.checkpoint.tensor_file import TensorFile, as_tensor, write_tensors
@@ -124,7 +124,7 @@ def test_damaged_checkpoints_are_kept_under_new_names(tmp_path: Path) -> None:
     names = []
     for _ in range(3):
         (tmp_path / "step-00000020").mkdir()
-        names.append(set_aside(tmp_path / "step-00000020").name)
+        names.append(rename_damaged(tmp_path / "step-00000020").name)
     assert names == [f"step-00000020.damaged{end}" for end in ("", "-2", "-3")]
     assert not candidates(tmp_path)
 

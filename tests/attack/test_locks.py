@@ -60,7 +60,7 @@ def elsewhere(path: Path, beat: int) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "BEAT_S", 0.1)
+    monkeypatch.setattr(locks, "RENEWAL_S", 0.1)
     monkeypatch.setattr(locks, "LEASE_S", 1.0)
 
 
