@@ -135,8 +135,8 @@ def rank(case: Case) -> dict[str, object]:
         optimizer.zero_grad()
         loss = loss_of(model, samples)
         assert ready.session is not None
-        assert ready.session.work is not None
-        count = ready.session.work.header.num_samples
+        assert ready.session.current is not None
+        count = ready.session.current.header.num_samples
         time.sleep(max(0.0, began + count * case.compute_s - time.perf_counter()))
         ready.backward(loss)
         optimizer.step()

@@ -104,9 +104,9 @@ def _rank(
         scores = model(samples)
         ready.backward(nn.functional.binary_cross_entropy_with_logits(scores, samples.label))
         optimizer.step()
-        assert ready.session.work is not None
-        hits += ready.session.work.header.hits
-        touches += ready.session.work.header.touches
+        assert ready.session.current is not None
+        hits += ready.session.current.header.hits
+        touches += ready.session.current.header.touches
     metrics = evaluate(model, ready.session) if ready.session is not None else {}
     return metrics.get("auc", float("nan")), hits, touches
 

@@ -141,8 +141,8 @@ def test_compare_with_reports_the_bytes_of_the_other_policy(policy: str, other: 
         told = settings | {"compare_with": other}
         ready = prepare(model, optimizers, stream, rank, **told)
         for batch in ready.loader:
-            if ready.is_first_worker and ready.session and ready.session.work:
-                figures.append(ready.session.work.figures[-2:].tolist())
+            if ready.is_first_worker and ready.session and ready.session.current:
+                figures.append(ready.session.current.figures[-2:].tolist())
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
 
@@ -168,15 +168,16 @@ def test_reported_bytes_cover_checkpoints_evaluations_and_the_drain(
         optimizers = optimizers_of("sgd", model)
         ready = prepare(model, optimizers, stream, rank, **own)
         for batch in ready.loader:
-            if policy != other and ready.is_first_worker and ready.session and ready.session.work:
-                said[:] += ready.session.work.figures[-2:]
+            session = ready.session
+            if policy != other and ready.is_first_worker and session and session.current:
+                said[:] += session.current.figures[-2:]
             model.zero_grad()
             ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
         for _ in ready.held_out():
             pass
         if policy != other and ready.is_first_worker and ready.session:
-            assert ready.session.last_figures is not None
-            said[:] += ready.session.last_figures[-2:]
+            assert ready.session.drain_figures is not None
+            said[:] += ready.session.drain_figures[-2:]
         return ready.meter
 
     counted = []

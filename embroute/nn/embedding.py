@@ -1,13 +1,17 @@
-"""The layers that take the place of a model's tables: they read rows from the worker's cache.
+"""The layers that replace a model's tables: they read rows from the worker's cache.
 
-A look-up is not part of the autograd graph. Its result is a leaf, and the leaf's gradient is
-spread over the rows after the backward pass: one pass over the rows each way.
+A look-up is not part of the autograd graph: its result is a leaf. After the backward pass, the
+gradients of all leaves are added to the gradients of their rows. So each direction passes over the
+rows once.
+
+Axes: A arenas, T touches of the worker in an arena, L look-ups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +26,7 @@ from embroute.models.layers import Samples
 
 @dataclass(frozen=True)
 class StepLookups:
-    """What look-ups of a step read: rows by arena, and where each look-up finds its own."""
+    """The rows of a step by arena, and the position of each look-up in them."""
 
     records_A: Sequence[Floats]
     slot_AT: Sequence[I32]
@@ -30,86 +34,96 @@ class StepLookups:
     offsets: I64
     num_fields: int
     num_samples: int
-    ids: Sequence[torch.Tensor | None]  # what each call will be asked for, where it is known
+    ids: Sequence[torch.Tensor | None]  # by call: the ids that its layer must receive, if known
+
+
+class LookupLeaf(NamedTuple):
+    """The result of a look-up, whose gradient belongs to rows of an arena."""
+
+    tensor: torch.Tensor
+    bags: Bags
+    arena: int
 
 
 @dataclass
 class LookupContext:
-    """Where routed layers look up rows in the step that is being computed."""
+    """The look-ups of the current step, shared by all routed layers of a model."""
 
     arenas: tuple[int, ...]  # widths
     arena_of_table: tuple[int, ...]
     device: str = "cpu"
-    reading: StepLookups | None = None
-    _leaves: list[tuple[torch.Tensor, Bags, int]] = field(default_factory=list)
-    _kept: dict[int, Floats] = field(default_factory=dict)  # memory for gradients, by arena
+    lookups: StepLookups | None = None  # None between a backward pass and the next step
+    _leaves: list[LookupLeaf] = field(default_factory=list)
+    _buffers: dict[int, Floats] = field(default_factory=dict)  # for gradients, by arena
 
-    def begin(self, reading: StepLookups) -> None:
-        """A new step: what the last one looked up is forgotten."""
-        self.reading = reading
+    def begin(self, lookups: StepLookups) -> None:
+        """Start a step, and forget the look-ups of the last one."""
+        self.lookups = lookups
         self._leaves = []
 
     def look_up(self, call: LookupCall, mean: bool) -> torch.Tensor:
-        """Pooled rows of a call: samples x its shape x width."""
-        reading = self.open()
+        """Pooled rows of a call, of shape (samples, *call.tail, width)."""
+        lookups = self.current()
         arena = self.arena_of_table[call.table]
         bags = Bags(
-            reading.touch_L, reading.offsets, reading.num_fields, call.first, call.last, mean
+            lookups.touch_L, lookups.offsets, lookups.num_fields, call.first, call.last, mean
         )
-        records = reading.records_A[arena]
-        count = reading.num_samples * (call.last - call.first)
+        records = lookups.records_A[arena]
+        count = lookups.num_samples * (call.last - call.first)
         out = np.empty((count, self.arenas[arena]), records.dtype)
-        pool(records, reading.slot_AT[arena], bags, out)
-        shape = (reading.num_samples, *call.tail, self.arenas[arena])
+        pool(records, lookups.slot_AT[arena], bags, out)
+        shape = (lookups.num_samples, *call.tail, self.arenas[arena])
         leaf = torch.from_numpy(out).reshape(shape).to(self.device)
         if torch.is_grad_enabled():
             leaf.requires_grad_()
-            self._leaves.append((leaf, bags, arena))
+            self._leaves.append(LookupLeaf(leaf, bags, arena))
         return leaf
 
-    def open(self) -> StepLookups:
-        """What the step reads."""
-        if self.reading is None:
+    def current(self) -> StepLookups:
+        """The look-ups of the current step."""
+        if self.lookups is None:
             raise RuntimeError("a routed layer was called outside of the prepared loader's loop")
-        return self.reading
+        return self.lookups
 
     def gradients(self) -> list[Floats]:
-        """Gradients of the step's touches, by arena; until the next step's."""
-        reading = self.open()
+        """Gradients of the step's touches, by arena. The next step reuses their memory."""
+        lookups = self.current()
         grads = [
             self._zeros(arena, len(slots), records.dtype)
             for arena, (slots, records) in enumerate(
-                zip(reading.slot_AT, reading.records_A, strict=True)
+                zip(lookups.slot_AT, lookups.records_A, strict=True)
             )
         ]
-        for leaf, bags, arena in self._leaves:
-            if leaf.grad is not None:
-                grad = leaf.grad.reshape(-1, self.arenas[arena]).contiguous().cpu().numpy()
-                spread_gradients(grad, bags, grads[arena])
+        for leaf in self._leaves:
+            if leaf.tensor.grad is not None:
+                grad = leaf.tensor.grad.reshape(-1, self.arenas[leaf.arena])
+                spread_gradients(grad.contiguous().cpu().numpy(), leaf.bags, grads[leaf.arena])
         self._leaves = []
         return grads
 
     def _zeros(self, arena: int, count: int, dtype: np.dtype[np.float32 | np.float64]) -> Floats:
-        """Zeros in memory that was used before: the system would have to map new pages."""
-        kept = self._kept.get(arena)
-        if kept is None or len(kept) < count or kept.dtype != dtype:
-            kept = self._kept[arena] = np.empty((count + count // 4, self.arenas[arena]), dtype)
-        kept[:count] = 0
-        return kept[:count]
+        """Zeros in memory that earlier steps used: page faults of new memory cost more."""
+        buffer = self._buffers.get(arena)
+        if buffer is None or len(buffer) < count or buffer.dtype != dtype:
+            # A quarter to spare: steps touch similar, but not equal, numbers of rows.
+            buffer = np.empty((count + count // 4, self.arenas[arena]), dtype)
+            self._buffers[arena] = buffer
+        buffer[:count] = 0
+        return buffer[:count]
 
 
 class RoutedLayer(nn.Module):
-    """In place of one `nn.Embedding` or `nn.EmbeddingBag`."""
+    """The replacement of one `nn.Embedding` or `nn.EmbeddingBag`."""
 
     def __init__(self, name: str, table: int, mean: bool, lookup_context: LookupContext) -> None:
         super().__init__()
         self.name, self.table, self.mean, self.lookup_context = name, table, mean, lookup_context
         self.calls: list[tuple[int, LookupCall]] = []
-        self._reading: StepLookups | None = None
-        self._asked = 0
+        self._lookups: StepLookups | None = None  # of the step to which `_num_calls` belongs
+        self._num_calls = 0
 
-    def learn(self, calls: Sequence[LookupCall]) -> None:
-        """Know the look-ups of the layer, once the shape of batches is known."""
+    def set_calls(self, calls: Sequence[LookupCall]) -> None:
+        """Set the look-ups of all layers, as inferred from the first batch."""
         self.calls = [(i, call) for i, call in enumerate(calls) if call.table == self.table]
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
@@ -127,15 +141,16 @@ class RoutedLayer(nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The rows of the step's next look-up; the ids must be those that `lookups` named."""
+        """The pooled rows of the layer's next look-up; the ids must equal those of `lookups`."""
         if per_sample_weights is not None:
             raise ValueError(f"{self.name}: per_sample_weights has no routed form")
-        reading, ids = self.lookup_context.open(), input.detach().cpu().reshape(-1)
-        if reading is not self._reading:
-            self._reading, self._asked = reading, 0
-        number, call = self.calls[self._asked % len(self.calls)]
-        self._asked += 1
-        expected = reading.ids[number]
+        lookups, ids = self.lookup_context.current(), input.detach().cpu().reshape(-1)
+        if lookups is not self._lookups:
+            self._lookups, self._num_calls = lookups, 0
+        # A second forward pass in the same step repeats the calls in the same order.
+        number, call = self.calls[self._num_calls % len(self.calls)]
+        self._num_calls += 1
+        expected = lookups.ids[number]
         if expected is not None and not torch.equal(ids.to(expected.dtype), expected):
             raise ValueError(
                 f"{self.name} was asked for other ids than lookups() gave for it: "
@@ -144,36 +159,31 @@ class RoutedLayer(nn.Module):
         return self.lookup_context.look_up(call, self.mean)
 
 
-def _difference(asked: torch.Tensor, expected: torch.Tensor) -> str:
-    """How ids differ that ought to be the same."""
-    if len(asked) != len(expected):
-        return f"{len(asked)} ids, {len(expected)} expected"
-    first = int((asked != expected).nonzero()[0])
-    return f"id {int(asked[first])} at place {first}, {int(expected[first])} expected"
+def _difference(ids: torch.Tensor, expected: torch.Tensor) -> str:
+    if len(ids) != len(expected):
+        return f"{len(ids)} ids, {len(expected)} expected"
+    first = int((ids != expected).nonzero()[0])
+    return f"id {int(ids[first])} at place {first}, {int(expected[first])} expected"
 
 
 class RoutedFields(nn.Module):
-    """In place of a model's `FieldEmbeddings`."""
+    """The replacement of a model's `FieldEmbeddings`."""
 
     def __init__(
         self, schema: Schema, widths: Sequence[int], mode: str, lookup_context: LookupContext
     ) -> None:
         super().__init__()
-        self.schema, self.widths, self.mode, self.lookup_context = (
-            schema,
-            tuple(widths),
-            mode,
-            lookup_context,
-        )
+        self.schema, self.widths = schema, tuple(widths)
+        self.mode, self.lookup_context = mode, lookup_context
         self.field_widths = tuple(self.widths[field.table] for field in schema.fields)
 
     def forward(self, samples: Samples) -> list[torch.Tensor]:
-        """One tensor per field."""
+        """Pooled rows of each field, (N, width of its table)."""
         calls = [LookupCall(f.table, i, i + 1, (), True) for i, f in enumerate(self.schema.fields)]
         return [self.lookup_context.look_up(call, self.mode == "mean") for call in calls]
 
     def stacked(self, samples: Samples) -> torch.Tensor:
-        """All fields at once, where their widths are equal: samples x fields x width."""
+        """Pooled rows of all fields, (N, F, width); the widths must be equal."""
         fields = self.schema.num_fields
         call = LookupCall(self.schema.fields[0].table, 0, fields, (fields,), True)
         return self.lookup_context.look_up(call, self.mode == "mean")

@@ -1,4 +1,4 @@
-"""What all ranks know of a job before the first batch: tables, optimizer, caches, settings."""
+"""The job as every rank describes it before the first batch: tables, optimizer, caches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from embroute.checkpoint.saver import CheckpointSettings
 from embroute.config.cluster import Cluster, uniform_cluster
 from embroute.config.cluster_file import is_file, open_cluster
 from embroute.config.spec import shown
+from embroute.engine import optim
 from embroute.engine.batches import BatchAdapter, SampleAdapter
 from embroute.engine.observe.metrics import Meter, StepLog
-from embroute.engine.optim import Rate, RowOptimizer, row_optimizer
+from embroute.engine.optim import Rate, RowOptimizer
 from embroute.engine.sharding import RowSharding
 from embroute.engine.store import RecordWidths
 from embroute.launch.exit import install_exit_hooks
@@ -37,14 +39,12 @@ from embroute.planner.interfaces import Policy
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DEFAULT_POLICY, policy_of
-from embroute.transport.job_store import (
-    SHARDS_VARIABLE,
-)
+from embroute.transport.job_store import SHARDS_VARIABLE
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What all ranks know of a job before the first batch."""
+    """A job as every rank knows it before the first batch."""
 
     rank: RankContext
     settings: Settings
@@ -58,41 +58,40 @@ class TrainingJob:
     layers: list[RoutedLayer]
     model: nn.Module
     optimizers: list[Optimizer]
-    run_id: str = ""  # known once all ranks have agreed on it
+    run_id: str = ""  # empty until all ranks have agreed on it
 
     @property
     def sharding(self) -> RowSharding:
-        """Where rows lie."""
+        """The shard and offset of each row."""
         return RowSharding(self.setup)
 
     @property
     def widths(self) -> RecordWidths:
-        """Columns of records."""
+        """The columns of records."""
         dtype = np.dtype(str(self.weights[0].dtype)[6:])
         stamped = self.settings.get("debug") == "versions"
         return RecordWidths(self.sharding, self.optimizer, dtype, stamped)
 
     def padding(self, table: int) -> int:
-        """The id of a table that stands for no row at all; -1 if there is none."""
-        found = (
-            self.adapter.layers[table].padding if isinstance(self.adapter, TensorAdapter) else None
-        )
-        return -1 if found is None else found
+        """The id of a table that means no row; -1 if the table has no such id."""
+        if not isinstance(self.adapter, TensorAdapter):
+            return -1
+        padding = self.adapter.layers[table].padding
+        return -1 if padding is None else padding
 
-    @property
-    def meter(self) -> Meter:
-        """A meter of this rank."""
+    def new_meter(self) -> Meter:
+        """A meter for this rank."""
         peers = "shard" if self.rank.role == "worker" else "worker"
         return Meter(peers, log=StepLog() if self.settings.get("debug") == "steps" else None)
 
     @property
     def epochs(self) -> int:
-        """How often the loader is read."""
+        """How many times the coordinator reads the loader."""
         return self.settings.get("epochs", 1)
 
     @property
-    def saving(self) -> CheckpointSettings | None:
-        """Where checkpoints go, if anywhere."""
+    def checkpoints(self) -> CheckpointSettings | None:
+        """The folder of checkpoints, and how many to keep; None if the job saves none."""
         if "checkpoint" not in self.settings:
             return None
         keep = self.settings.get("keep", 2)
@@ -100,7 +99,7 @@ class TrainingJob:
 
     @property
     def identity(self) -> Identity:
-        """What a checkpoint must share with the job."""
+        """What the job and a checkpoint must have in common."""
         dense = self.model.state_dict()
         return identity_of(self.sharding, self.optimizer, self.widths.dtype, dense)
 
@@ -112,9 +111,9 @@ def describe_job(
     settings: Settings,
 ) -> TrainingJob:
     """Find the tables, take them out of model and optimizer, and size the caches."""
-    optimizers = _checked(model, optimizer)
-    adapter, weights, widths = _tables(model, settings)
-    rows, rate = _take_out(weights, optimizers, float(settings.get("decay", 0.0)))
+    optimizers = _as_list(model, optimizer)
+    adapter, weights, widths = _find_tables(model, settings)
+    row_optimizer, rate = _take_tables(weights, optimizers, float(settings.get("decay", 0.0)))
     policy = trainable_policy(settings.get("policy", DEFAULT_POLICY), "policy=")
     cluster = _cluster(policy, rank, settings, _dense_bytes(model, weights))
     _check(cluster, rank, settings)
@@ -122,10 +121,11 @@ def describe_job(
         adapter.schema,
         cluster,
         widths,
-        optimizer=rows.name,
+        optimizer=row_optimizer.name,
         cache=row_store_of(policy).cache_size(policy, cache_size(settings)),
-        shares=settings.get("quotas", ()) or _known_shares(policy, cluster),
+        shares=settings.get("quotas", ()) or _shares_by_speed(policy, cluster),
         seed=settings.get("seed", 0),
+        # Only rows on the meta device have their initial values from the seed.
         seeded="tables" not in settings and all(weight.is_meta for weight in weights),
     )
     row_store_of(policy).check_hosts(policy, cluster)
@@ -133,42 +133,46 @@ def describe_job(
         raise ValueError(f"debug='versions': with policy {policy.name} no row travels with one")
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)
     lookup_context = LookupContext(setup.arenas, arena_of_table, settings.get("device", "cpu"))
-    own = field_embeddings(model)
-    layers: list[RoutedLayer] = []
-    if own is not None:
-        replace_fields(model, own, lookup_context)
-    else:
-        layers = replace_layers(
-            model, find_layers(model, settings.get("min_rows", 1000)), lookup_context
-        )
     return TrainingJob(
-        rank,
-        settings,
-        adapter,
-        policy,
-        setup,
-        rows,
-        rate,
-        weights,
-        lookup_context,
-        layers,
-        model,
-        optimizers,
+        rank=rank,
+        settings=settings,
+        adapter=adapter,
+        policy=policy,
+        setup=setup,
+        optimizer=row_optimizer,
+        rate=rate,
+        weights=weights,
+        lookup_context=lookup_context,
+        layers=_route_layers(model, settings, lookup_context),
+        model=model,
+        optimizers=optimizers,
     )
 
 
-def _checked(model: object, optimizer: object) -> list[Optimizer]:
-    """The optimizers as a list; refuses a model or optimizer that is none."""
+def _route_layers(
+    model: nn.Module, settings: Settings, lookup_context: LookupContext
+) -> list[RoutedLayer]:
+    """Replace the model's tables; returns the routed layers of a user's model."""
+    plain = field_embeddings(model)
+    if plain is None:
+        modules = find_layers(model, settings.get("min_rows", 1000))
+        return replace_layers(model, modules, lookup_context)
+    replace_fields(model, plain, lookup_context)
+    return []
+
+
+def _as_list(model: object, optimizer: object) -> list[Optimizer]:
+    """The optimizers as a list, after checks of the types of model and optimizers."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
-    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    if not given or not all(isinstance(one, Optimizer) for one in given):
+    optimizers = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    if not optimizers or not all(isinstance(entry, Optimizer) for entry in optimizers):
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer or a list of some, got {shown(optimizer)}"
         )
-    if len({id(one) for one in given}) < len(given):
-        raise ValueError(f"optimizer: the list has one of its {len(given)} twice")
-    return list(given)
+    if len({id(entry) for entry in optimizers}) < len(optimizers):
+        raise ValueError(f"optimizer: the list has one of its {len(optimizers)} twice")
+    return list(optimizers)
 
 
 def check_device(name: str, option: str = "--device") -> None:
@@ -183,7 +187,7 @@ def check_device(name: str, option: str = "--device") -> None:
 
 
 def trainable_policy(name: str, option: str = "--policy") -> Policy:
-    """A policy by name; every worker of a job takes part in it."""
+    """A policy by name; refuses a policy that leaves workers out."""
     policy = policy_of(option, name)
     if policy.workers != "all":
         raise ValueError(
@@ -196,16 +200,16 @@ def trainable_policy(name: str, option: str = "--policy") -> Policy:
 def assumed_cluster(
     policy: Policy, num_workers: int, num_shards: int, num_homes: int = 1
 ) -> Cluster:
-    """What a policy is told of a network that nobody describes; `num_homes`: see `Layout`."""
+    """The cluster that a policy assumes without network=; `num_homes`: see `RankTopology`."""
     cluster = uniform_cluster(num_workers, num_shards)
     return cluster.together() if policy.sync.shared_memory and num_homes == 1 else cluster
 
 
 def _cluster(policy: Policy, rank: RankContext, settings: Settings, dense_bytes: float) -> Cluster:
-    """What the policy knows of the network, and of what a step does beside rows."""
-    homes = RankTopology(settings["nodes"]).num_homes if "nodes" in settings else 1
-    guess = assumed_cluster(policy, rank.num_workers, rank.num_shards, homes)
-    network = settings.get("network", guess)
+    """The network as the policy knows it, with the costs of compute and dense gradients."""
+    num_homes = RankTopology(settings["nodes"]).num_homes if "nodes" in settings else 1
+    assumed = assumed_cluster(policy, rank.num_workers, rank.num_shards, num_homes)
+    network = settings.get("network", assumed)
     cluster = open_cluster(network) if isinstance(network, str) else network
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3
     return replace(
@@ -216,68 +220,78 @@ def _cluster(policy: Policy, rank: RankContext, settings: Settings, dense_bytes:
 
 
 def _dense_bytes(model: nn.Module, weights: Sequence[torch.Tensor]) -> float:
-    """Bytes of the gradients that are summed over workers: of all that is in no table."""
+    """Bytes of the dense gradients, which are summed over workers."""
     tables = {id(weight) for weight in weights}
     dense = (p for p in model.parameters() if p.requires_grad and id(p) not in tables)
     return float(sum(p.numel() * p.element_size() for p in dense))
 
 
-def _known_shares(policy: Policy, cluster: Cluster) -> tuple[float, ...]:
-    """By speed, where quotas are free but nobody knows what a sample takes; else the policy's."""
+def _shares_by_speed(policy: Policy, cluster: Cluster) -> tuple[float, ...]:
+    """Shares by worker speed where quotas are free and the cost of a sample is unknown."""
     if not policy.dispatch.free or cluster.compute_s_per_sample:
         return ()
     return tuple(1 / worker.slowness for worker in cluster.workers)
 
 
-def _tables(
-    model: nn.Module, settings: Settings
-) -> tuple[BatchAdapter, list[torch.Tensor], tuple[int, ...]]:
-    """The feed that suits the model, the weights of its tables, and their widths."""
+class Tables(NamedTuple):
+    """The tables of a model, and the adapter for the batches of their ids."""
+
+    adapter: BatchAdapter
+    weights: list[torch.Tensor]
+    widths: tuple[int, ...]
+
+
+def _find_tables(model: nn.Module, settings: Settings) -> Tables:
     device = settings.get("device", "cpu")
     check_device(device, "device=")
-    own = field_embeddings(model)
-    if own is not None:
-        weights = own.weights
-        return SampleAdapter(own.schema, weights[0].dtype, device), weights, own.widths
-    found = find_layers(model, settings.get("min_rows", 1000))
+    plain = field_embeddings(model)
+    if plain is not None:
+        adapter = SampleAdapter(plain.schema, plain.weights[0].dtype, device)
+        return Tables(adapter, plain.weights, plain.widths)
+    modules = find_layers(model, settings.get("min_rows", 1000))
+    specs = [module.spec for module in modules]
     if "lookups" not in settings:
-        names = ", ".join(entry.layer.name for entry in found)
+        names = ", ".join(spec.name for spec in specs)
         raise ValueError(
             f"lookups=: say which ids of a batch each layer looks up, for the layers {names}"
         )
-    adapter = TensorAdapter([entry.layer for entry in found], settings["lookups"], device)
-    weights = [entry.weight for entry in found]
-    return adapter, weights, tuple(entry.layer.width for entry in found)
+    return Tables(
+        adapter=TensorAdapter(specs, settings["lookups"], device),
+        weights=[module.weight for module in modules],
+        widths=tuple(spec.width for spec in specs),
+    )
 
 
-def _take_out(
+def _take_tables(
     weights: Sequence[torch.Tensor], optimizers: Sequence[Optimizer], decay: float
 ) -> tuple[RowOptimizer, Rate]:
-    """Remove the tables from the optimizers; returns what will update their rows."""
-    missing, found = list(weights), list[tuple[Optimizer, int]]()
+    """Remove the tables from the user's optimizers; returns the row optimizer instead."""
+    # By identity: == would compare the elements of tensors.
+    known = {id(weight) for weight in weights}
+    missing, groups = set(known), list[tuple[Optimizer, int]]()
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
-            own = [p for p in group["params"] if any(p is weight for weight in weights)]
-            if any(all(p is not weight for weight in missing) for p in own):
+            tables = [p for p in group["params"] if id(p) in known]
+            if any(id(table) not in missing for table in tables):
                 raise ValueError("optimizer: a table is in two optimizers, or in one twice")
-            if own:
-                found.append((optimizer, number))
-            missing = [weight for weight in missing if all(weight is not p for p in own)]
-            group["params"] = [p for p in group["params"] if all(p is not table for table in own)]
-            for parameter in own:
-                _forget(optimizer, parameter)
+            if tables:
+                groups.append((optimizer, number))
+            missing -= {id(table) for table in tables}
+            group["params"] = [p for p in group["params"] if id(p) not in known]
+            for table in tables:
+                _drop_state(optimizer, table)
     if missing:
         raise ValueError(
             f"optimizer: {len(missing)} of {len(weights)} tables of the model are in none"
         )
-    rows = [row_optimizer(optimizer, optimizer.param_groups[number]) for optimizer, number in found]
-    if any(one != rows[0] for one in rows):
+    forms = [optim.row_optimizer(owner, owner.param_groups[number]) for owner, number in groups]
+    if any(form != forms[0] for form in forms):
         raise ValueError("optimizer: all tables must have the same one with the same settings")
-    return replace(rows[0], decay=decay), Rate(rows[0], found)
+    return replace(forms[0], decay=decay), Rate(forms[0], groups)
 
 
-def _forget(optimizer: Optimizer, table: torch.Tensor) -> None:
-    """Drop what an optimizer keeps of a table before its first step."""
+def _drop_state(optimizer: Optimizer, table: torch.Tensor) -> None:
+    """Remove an optimizer's initial state of a table."""
     state = optimizer.state.pop(table, {})
     if float(state.get("step", bool(state))) > 0:
         raise ValueError(
@@ -287,7 +301,7 @@ def _forget(optimizer: Optimizer, table: torch.Tensor) -> None:
 
 
 def _check(cluster: Cluster, rank: RankContext, settings: Settings) -> None:
-    """Refuse what does not suit this rank's job."""
+    """Refuse settings that contradict the job."""
     tables = str(settings.get("tables", ""))
     if tables and rank.role == "shard" and not is_file(tables):
         raise ValueError(f"tables= must be a file, got {shown(tables)}")
@@ -301,7 +315,7 @@ def _check(cluster: Cluster, rank: RankContext, settings: Settings) -> None:
 def join_job(settings: Settings) -> RankContext:
     """This process's rank until it ends: from `nodes`, or all ranks on one node."""
     if "nodes" in settings:
-        layout = RankTopology(settings["nodes"])
+        topology = RankTopology(settings["nodes"])
     else:
         shards = _num_shards(settings)
         workers = int(os.environ.get("WORLD_SIZE", 0)) - 1 - shards
@@ -311,27 +325,27 @@ def join_job(settings: Settings) -> RankContext:
                 f"with embroute run --workers 2 --shards {shards} SCRIPT, or with torchrun "
                 f"--nproc-per-node {2 + shards} or more"
             )
-        layout = on_one_node(workers, shards)
+        topology = on_one_node(workers, shards)
     stack = ExitStack()
     timeout_s = settings.get("peer_timeout", 30.0)
-    rank = stack.enter_context(connect(layout, settings.get("node", ""), timeout_s))
+    rank = stack.enter_context(connect(topology, settings.get("node", ""), timeout_s))
     atexit.register(_leave, stack)
     install_exit_hooks(rank.name)
     return rank
 
 
 def _num_shards(settings: Settings) -> int:
-    """As the script says, or `embroute run`; they must agree."""
+    """The number of shards, from the script or `embroute run`; both must agree."""
     started = os.environ.get(SHARDS_VARIABLE)
-    asked = settings.get("shards", int(started or 1))
-    if started and int(started) != asked:
-        raise ValueError(f"shards={asked} in the script, embroute run --shards {started}")
-    return asked
+    num_shards = settings.get("shards", int(started or 1))
+    if started and int(started) != num_shards:
+        raise ValueError(f"shards={num_shards} in the script, embroute run --shards {started}")
+    return num_shards
 
 
 def _leave(stack: ExitStack) -> None:
-    """Say good-bye at the end of the process; after an error, just end it."""
-    if hasattr(sys, "last_value"):
+    """Close the channels at the end of the process; after an error, exit at once."""
+    if hasattr(sys, "last_value"):  # an exception ended the script: peers may not answer any more
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""`prepare`: a user's model, optimizer and loader come back ready for a distributed job."""
+"""`prepare`: make a user's model, optimizer and loader part of a distributed job."""
 
 from __future__ import annotations
 
@@ -23,16 +23,7 @@ from embroute.checkpoint.rank_files import check_identity, load_shard, load_tabl
 from embroute.checkpoint.resume import agree_on_start
 from embroute.checkpoint.saver import Saver, WorkerCheckpoint, load_state, same_caches, send_reply
 from embroute.checkpoint.strict_json import Json
-from embroute.engine.control import (
-    DRAIN,
-    EVAL_BATCH,
-    REFILL,
-    SAVE,
-    STEP,
-    STOP,
-    listen,
-    start_thread,
-)
+from embroute.engine import control
 from embroute.engine.coordinator import Coordinator, EventSchedule
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
@@ -58,14 +49,22 @@ from embroute.transport.job_store import new_run_id
 
 INITIAL_ROWS = 1 << 16  # filled at a time
 LEAVE_S = 10.0
-COUNTED_BATCHES = 256  # looked through for the access counts that hot sets are chosen by
+COUNTED_BATCHES = 256  # whose row counts choose a hot set
 
 
-class Resume(NamedTuple):
-    """A checkpoint to go on from, and whether it was made by a job of the same shape."""
+class ResumePoint(NamedTuple):
+    """A checkpoint to resume from, and whether a job of the same shape made it."""
 
     path: Path
     same_shape: bool
+
+
+class Batches(NamedTuple):
+    """The user's loader, opened: the first batch is read to learn the shape of all."""
+
+    first: object
+    epoch: Iterator[object]  # all batches of the first epoch
+    counted: Iterable[object]  # the batches whose row counts choose a hot set
 
 
 def prepare(
@@ -77,9 +76,9 @@ def prepare(
 ) -> Prepared:
     """Make a model, its optimizer (or several) and its loader part of a distributed job.
 
-    On workers the loop stays the user's; on shards and the coordinator this call serves until
-    training ends, and the loader that comes back is empty. Only the coordinator reads `loader`.
-    Without a `rank`, the process takes its rank in the job that torchrun has started.
+    On workers the call returns, and the loop stays the user's. On shards and the coordinator the
+    call serves until training ends, and the returned loader is empty. Only the coordinator reads
+    `loader`. Without a `rank`, the process takes its rank in the job that torchrun has started.
     """
     check_settings(settings)
     in_script = rank is None
@@ -89,115 +88,129 @@ def prepare(
         check_loader(loader)
         job = replace(job, run_id=new_run_id())
         with _locked(job) as lock:
-            job, start_from = _agree(job)
-            meter = _coordinate(job, loader, start_from, lock)
+            job, resume = _agree_on_start(job)
+            meter = _run_coordinator(job, loader, resume, lock)
         return Prepared(model, optimizer, Loader(None), meter)
-    job, start_from = _agree(job)
+    job, resume = _agree_on_start(job)
     if rank.role == "shard":
-        shard = _serve(job, start_from)
+        shard = _run_shard(job, resume)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
-    run = _join(job, start_from)
+    session = _start_worker(job, resume)
     if in_script:
-        atexit.register(check_loop_finished, run)
-    return Prepared(model, optimizer, Loader(run, job.epochs), run.meter, run)
+        atexit.register(check_loop_finished, session)
+    return Prepared(model, optimizer, Loader(session, job.epochs), session.meter, session)
 
 
 @contextmanager
 def _locked(job: TrainingJob) -> Iterator[FolderLock | None]:
-    """The checkpoints' folder for this job alone."""
-    if job.saving is None:
+    """Reserve the folder of checkpoints, if there is one, for this job alone."""
+    if job.checkpoints is None:
         yield None
         return
-    job.saving.folder.mkdir(parents=True, exist_ok=True)
-    with FolderLock("checkpoint folder", job.saving.folder, job.run_id) as lock:
+    folder = job.checkpoints.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with FolderLock("checkpoint folder", folder, job.run_id) as lock:
         yield lock
 
 
-def _agree(job: TrainingJob) -> tuple[TrainingJob, Resume | None]:
-    """The job with its name, and the checkpoint that every rank starts from.
-
-    What it holds is checked as it is loaded, before the first step.
-    """
-    folder = None if job.saving is None else job.saving.folder
-    wishes = {name: bool(job.settings.get(name)) for name in ("resume", "fall_back")}
-    path, run_id, _ = agree_on_start(job.rank, folder, job.run_id, **wishes)
+def _agree_on_start(job: TrainingJob) -> tuple[TrainingJob, ResumePoint | None]:
+    """The job with its run id, and the checkpoint that every rank starts from."""
+    folder = None if job.checkpoints is None else job.checkpoints.folder
+    flags = {name: bool(job.settings.get(name)) for name in ("resume", "fall_back")}
+    path, run_id, _ = agree_on_start(job.rank, folder, job.run_id, **flags)
     job = replace(job, run_id=run_id)
     if path is None:
         return job, None
     manifest = read_manifest(path)
     check_identity(manifest.identity, job.identity, path)
     shape = (job.rank.num_workers, job.rank.num_shards, job.policy.name)
-    same = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
-    return job, Resume(path, same and same_caches(path, job.setup))
+    same_shape = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
+    return job, ResumePoint(path, same_shape and same_caches(path, job.setup))
 
 
-def _coordinate(
-    job: TrainingJob, loader: Iterable[object], resume: Resume | None, lock: FolderLock | None
+def _run_coordinator(
+    job: TrainingJob, loader: Iterable[object], resume: ResumePoint | None, lock: FolderLock | None
 ) -> Meter:
+    """Serve as the coordinator until training ends."""
     random = torch.get_rng_state()
     if resume is not None:
+        # The loader must shuffle as it did in the run that saved: it starts from the same state.
         random = first_random_state(resume.path)
         torch.set_rng_state(random)
-    items, once = iter(loader), isinstance(loader, Iterator)
-    _check_readable(job, once)
-    first = next(items, None)
-    if first is None:
-        raise ValueError("the loader is empty: it gave no batch at all")
-    items = chain([first], items)
-    shape = job.adapter.infer_spec(first)
-    batch = job.adapter.batch(first)
-    setup = replace(job.setup, schema=job.adapter.schema, batch_size=len(batch))
+    batches = _open_loader(job, loader)
+    spec = job.adapter.infer_spec(batches.first)
+    batch_size = len(job.adapter.batch(batches.first))
+    setup = replace(job.setup, schema=job.adapter.schema, batch_size=batch_size)
     if resume is not None and not from_seed(resume.path, setup.seed):
         setup = replace(setup, seeded=False)
-    schedule = EventSchedule(
-        job.epochs,
-        job.settings.get("max_steps", 0),
-        job.settings.get("evaluate_every", 0),
-        job.settings.get("checkpoint_every", 0),
-    )
-    counted, items = _beginning(job, loader, items, once)
-    state = _first_state(job, setup, counted)
-    same = resume is not None and resume.same_shape
+    state = _first_state(job, setup, batches.counted)
+    same_shape = resume is not None and resume.same_shape
     if resume is not None:
-        load_state(resume.path, state, same)
+        load_state(resume.path, state, same_shape)
     coordinator = Coordinator(
         job.rank,
         job.policy,
         state,
         job.adapter,
-        schedule,
+        _event_schedule(job),
         job.settings.get("held_out"),
-        _shadow(job, setup),
+        _baseline(job, setup),
         _saver(job, random, lock),
         0 if resume is None else samples_before(resume.path),
         job.settings.get("stop") or threading.Event(),
     )
-    coordinator.greet(shape)
-    if same and job.policy.exact:
+    coordinator.greet(spec)
+    if same_shape and job.policy.exact:
+        # Copies equal the shards' rows, so no file holds them: workers pull the cached rows again.
         coordinator.refill()
-    coordinator.run(loader, items)
+    coordinator.run(loader, batches.epoch)
     return coordinator.meter
 
 
-def _shadow(job: TrainingJob, setup: Setup) -> BaselineTraffic | None:
-    """The policy to compare with, in caches as large as a user asked for."""
+def _event_schedule(job: TrainingJob) -> EventSchedule:
+    settings = job.settings
+    return EventSchedule(
+        job.epochs,
+        settings.get("max_steps", 0),
+        settings.get("evaluate_every", 0),
+        settings.get("checkpoint_every", 0),
+    )
+
+
+def _baseline(job: TrainingJob, setup: Setup) -> BaselineTraffic | None:
+    """The policy to compare with, in caches of the size that the user asked for."""
     if "compare_with" not in job.settings:
         return None
-    if job.policy.sync.shared_memory:
+    if job.policy.sync.shared_memory:  # its own setup has no caches
         setup = replace(setup, cache=cache_size(job.settings))
     return BaselineTraffic(job.settings["compare_with"], setup)
 
 
 def _saver(job: TrainingJob, random: torch.Tensor, lock: FolderLock | None) -> Saver | None:
-    """How the coordinator completes a checkpoint, as long as the folder is its own."""
-    if job.saving is None or lock is None:
+    if job.checkpoints is None or lock is None:
         return None
     numbers: Json = [int(byte) for byte in random]
-    return Saver(job.saving, job.rank, job.policy.name, job.identity, numbers, lock)
+    return Saver(job.checkpoints, job.rank, job.policy.name, job.identity, numbers, lock)
 
 
-def _check_readable(job: TrainingJob, once: bool) -> None:
-    """A generator cannot be read twice."""
+def _open_loader(job: TrainingJob, loader: Iterable[object]) -> Batches:
+    """Read the first batch; refuse loaders that are empty or cannot be read often enough."""
+    epoch, once = iter(loader), isinstance(loader, Iterator)
+    _check_rereadable(job, once)
+    first = next(epoch, None)
+    if first is None:
+        raise ValueError("the loader is empty: it gave no batch at all")
+    epoch = chain([first], epoch)
+    if job.policy.regroup is None:
+        return Batches(first, epoch, ())
+    if not once:
+        return Batches(first, epoch, islice(loader, COUNTED_BATCHES))
+    counted = list(islice(epoch, COUNTED_BATCHES))
+    return Batches(first, chain(counted, epoch), counted)
+
+
+def _check_rereadable(job: TrainingJob, once: bool) -> None:
+    """Refuse an iterator where batches are read again and again."""
     if once and job.epochs > 1:
         raise ValueError(
             f"epochs={job.epochs}: the loader can be read only once, being an iterator; give "
@@ -210,20 +223,8 @@ def _check_readable(job: TrainingJob, once: bool) -> None:
         )
 
 
-def _beginning(
-    job: TrainingJob, loader: Iterable[object], items: Iterator[object], once: bool
-) -> tuple[Iterable[object], Iterator[object]]:
-    """The batches by whose counts a hot set is chosen, and what the first epoch reads."""
-    if job.policy.regroup is None:
-        return (), items
-    if not once:
-        return islice(loader, COUNTED_BATCHES), items
-    counted = list(islice(items, COUNTED_BATCHES))
-    return counted, chain(counted, items)
-
-
 def _first_state(job: TrainingJob, setup: Setup, counted: Iterable[object]) -> State:
-    """Empty caches; a hot set is chosen by the counts of the first batches."""
+    """Empty caches; row counts of the first batches choose a hot set."""
     if job.policy.regroup is None:
         return start(job.policy, setup)
     counts = np.zeros(setup.schema.num_rows, np.int64)
@@ -233,8 +234,8 @@ def _first_state(job: TrainingJob, setup: Setup, counted: Iterable[object]) -> S
     return start(job.policy, setup, counts)
 
 
-def _serve(job: TrainingJob, resume: Resume | None) -> Shard:
-    """A shard's life."""
+def _run_shard(job: TrainingJob, resume: ResumePoint | None) -> Shard:
+    """Serve as a shard until training ends."""
     rank, sharding, widths = job.rank, job.sharding, job.widths
     records: list[Floats] = []
     if job.policy.sync.shared_memory:
@@ -244,41 +245,41 @@ def _serve(job: TrainingJob, resume: Resume | None) -> Shard:
         load_shard(resume.path, store, sharding, rank.index)
     else:
         _initialise(store, job)
-    shard = Shard(store, widths, rank.rows, rank.workers, job.meter, bool(records))
-    messages = listen(rank.control)
-    adding = start_thread("star", lambda: _add_up(rank), messages)
-    while (message := messages.get()).verb != STOP:
-        if message.verb == STEP:
+    shard = Shard(store, widths, rank.rows, rank.workers, job.new_meter(), bool(records))
+    messages = control.listen(rank.control)
+    summing = control.start_thread("allreduce", lambda: _serve_sums(rank), messages)
+    while (message := messages.get()).verb != control.STOP:
+        if message.verb == control.STEP:
             shard.step(message)
-        elif message.verb == DRAIN:
+        elif message.verb == control.DRAIN:
             shard.drain(message)
-        elif message.verb in (EVAL_BATCH, REFILL):
-            _, heads, where = message.arrays
-            shard.serve(RankTransfers.read(heads, where).at(EARLY_PULL))
-        elif message.verb == SAVE:
-            assert job.saving is not None
-            folder = job.saving.partial(int(message.arrays[0].tolist()[0]))
+        elif message.verb in (control.EVAL_BATCH, control.REFILL):
+            _, heads, index = message.arrays
+            shard.serve(RankTransfers.read(heads, index).at(EARLY_PULL))
+        elif message.verb == control.SAVE:
+            assert job.checkpoints is not None
+            folder = job.checkpoints.partial(int(message.arrays[0].tolist()[0]))
             send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
-    adding.join(LEAVE_S)  # workers leave when they have taken the same note
+    # Workers end the sums only after they have received the same STOP.
+    summing.join(LEAVE_S)
     return shard
 
 
-def _add_up(rank: RankContext) -> None:
-    """The first shard is where sums meet that do not go round a ring."""
+def _serve_sums(rank: RankContext) -> None:
+    """The first shard adds up what the workers sum centrally."""
     if rank.index == 0:
         serve_allreduce(rank.central, rank.workers)
 
 
 def _initialise(store: ShardStore, job: TrainingJob) -> None:
-    """Values that the user gave in a file, or those of the model."""
+    """Fill a shard with the model's values, or those of the file that the user gave."""
     for table, weight in enumerate(job.weights):
-        _fill(store, job, table, weight)
+        _fill_table(store, job, table, weight)
     if "tables" in job.settings:
         load_tables(Path(job.settings["tables"]), store, job.sharding, job.rank.index)
 
 
-def _fill(store: ShardStore, job: TrainingJob, table: int, weight: torch.Tensor) -> None:
-    """Initial values of a table's rows at this shard."""
+def _fill_table(store: ShardStore, job: TrainingJob, table: int, weight: torch.Tensor) -> None:
     sharding, first_rows = job.sharding, job.setup.schema.first_rows
     rows = sharding.rows_of(job.rank.index, table)
     ids = rows - first_rows[table]
@@ -296,26 +297,25 @@ def _fill(store: ShardStore, job: TrainingJob, table: int, weight: torch.Tensor)
         scatter(records, local, values.astype(records.dtype))
 
 
-def _join(job: TrainingJob, resume: Resume | None) -> WorkerSession:
-    """A worker's part: from here the loop is the user's."""
-    rank = job.rank
-    deltas = job.policy.sync.record == DELTA
-    sharding, widths, in_place = job.sharding, job.widths, job.policy.sync.shared_memory
+def _start_worker(job: TrainingJob, resume: ResumePoint | None) -> WorkerSession:
+    """Start a worker's prefetch thread; the loop is the user's."""
+    rank, setup, sharding, widths = job.rank, job.setup, job.sharding, job.widths
+    deltas, in_place = job.policy.sync.record == DELTA, job.policy.sync.shared_memory
     tables = shared_tables(rank.rows, sharding, widths) if in_place else []
     store = CacheStore(rank.index, sharding, widths, job.optimizer, deltas, tables)
-    rows = WorkerTransfers(store, rank.rows, rank.shards, job.meter, job.setup, in_place)
-    dense = Dense(job.model, job.optimizers, rank, job.setup.cluster)
+    transfers = WorkerTransfers(store, rank.rows, rank.shards, job.new_meter(), setup, in_place)
+    dense = Dense(job.model, job.optimizers, rank, setup.cluster)
     extras = job.settings.get("extras", {})
-    own = None if job.policy.exact else store
-    part = WorkerCheckpoint(rank.index, job.model, job.optimizers, extras, own)
+    cache = None if job.policy.exact else store
+    checkpoint = WorkerCheckpoint(rank.index, job.model, job.optimizers, extras, cache)
     if resume is not None:
-        part.load(resume.path, resume.same_shape)
+        checkpoint.load(resume.path, resume.same_shape)
 
     def save(step: int) -> None:
-        assert job.saving is not None
-        send_reply(rank.replies, part.save(job.saving.partial(step)))
+        assert job.checkpoints is not None
+        send_reply(rank.replies, checkpoint.save(job.checkpoints.partial(step)))
 
-    prefetch = PrefetchThread(rank, rows, job.adapter, job.layers)
-    run = WorkerSession(prefetch, job.lookup_context, dense, job.rate, save)
+    prefetch = PrefetchThread(rank, transfers, job.adapter, job.layers)
+    session = WorkerSession(prefetch, job.lookup_context, dense, job.rate, save)
     prefetch.start()
-    return run
+    return session

@@ -1,4 +1,4 @@
-"""What `prepare` gives back: the job as a user's loop sees it."""
+"""The result of `prepare`: the job as a user's loop sees it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from embroute.nn.session import WorkerSession
 class Loader:
     """A worker's samples, epoch by epoch; empty on ranks that do not train."""
 
-    def __init__(self, run: WorkerSession | None, epochs: int = 1) -> None:
-        self._run, self._epochs, self._ended = run, epochs, 0
+    def __init__(self, session: WorkerSession | None, epochs: int = 1) -> None:
+        self._session, self._epochs, self._ended = session, epochs, 0
 
     def __iter__(self) -> Iterator[object]:
-        if self._run is None:
+        if self._session is None:
             return
         if self._ended == self._epochs:
             raise ValueError(
                 f"epoch {self._ended + 1} was begun, and prepare was told epochs={self._epochs}: "
                 f"the coordinator has to know how often it reads the loader"
             )
-        yield from self._run.samples()
+        yield from self._session.samples()
         self._ended += 1
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` gives back: `run` on workers, `shard` on shards, and what the rank moved."""
+    """The result of `prepare`: `session` on workers, `shard` on shards, and the rank's traffic."""
 
     model: nn.Module
     optimizer: Optimizer | Sequence[Optimizer]
@@ -48,32 +48,32 @@ class Prepared:
     shard: Shard | None = None
 
     def backward(self, loss: torch.Tensor) -> float:
-        """Backward pass of the mean loss of this worker's samples; see `Run.backward`."""
+        """Backward pass of the mean loss of this worker's samples; see `WorkerSession.backward`."""
         return self._worker.backward(loss)
 
     def held_out(self) -> Iterator[object]:
-        """This worker's held-out samples; see `Run.held_out`."""
+        """This worker's held-out samples; see `WorkerSession.held_out`."""
         return iter(()) if self.session is None else self.session.held_out()
 
     def stop(self) -> None:
-        """Ask for an early end, on any worker: the loop ends within a few steps, on all of them.
+        """Ask for an early end, on any worker: the loop of every worker ends within a few steps.
 
-        Those that are planned already must still be trained. A checkpoint and an evaluation follow
-        as they do after the last step.
+        Steps that are planned already must still be trained. A checkpoint and an evaluation follow,
+        as after the last step.
         """
         self._worker.stop()
 
-    def gather(self, own: torch.Tensor) -> torch.Tensor | None:
-        """All workers' tensors one after the other, at the first worker; elsewhere None.
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensors of all workers concatenated, at the first worker; elsewhere None.
 
         Every worker must call it, at the same point of its loop.
         """
-        parts = gather_from_workers(self._worker.rank, own.detach().cpu().numpy())
-        return torch.from_numpy(np.concatenate(parts)) if parts else None
+        arrays = gather_from_workers(self._worker.rank, tensor.detach().cpu().numpy())
+        return torch.from_numpy(np.concatenate(arrays)) if arrays else None
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether the held-out data follows this step."""
+        """Whether an evaluation follows this step; see `held_out`."""
         return self.session is not None and self.session.evaluation_due
 
     @property
@@ -83,11 +83,10 @@ class Prepared:
 
     @property
     def stamps(self) -> RowVersions | None:
-        """With `debug="versions"`: what this rank read, updated or took in; see `audit`."""
-        store = (
-            self.session.rows.store if self.session else self.shard.store if self.shard else None
-        )
-        return None if store is None else store.stamps
+        """With `debug="versions"`: the row versions this rank read and wrote; see `audit`."""
+        if self.session is not None:
+            return self.session.transfers.store.stamps
+        return None if self.shard is None else self.shard.store.stamps
 
     @property
     def is_first_worker(self) -> bool:
@@ -101,19 +100,16 @@ class Prepared:
         return self.session
 
 
-def check_loop_finished(run: WorkerSession) -> None:
-    """At the end of a script: to leave the loop alone, while all others go on, is a mistake.
-
-    Not to look at the last evaluation is none.
-    """
-    if run.final_evaluation:
-        for _ in run.held_out():
+def check_loop_finished(session: WorkerSession) -> None:
+    """At the end of a script: refuse a loop that ended before the job did."""
+    if session.final_evaluation:  # the script may ignore it, but other ranks wait for its end
+        for _ in session.held_out():
             pass
-    if not run.finished:
-        step = 0 if run.work is None else run.work.step + 1
-        way_out = "to end early, give prepare max_steps=, or call ready.stop() and go on"
+    if not session.finished:
+        steps = 0 if session.current is None else session.current.step + 1
         exit_with_reason(
-            run.rank.name,
-            f"the loop was left after {step} steps, with more to come; {way_out}",
+            session.rank.name,
+            f"the loop was left after {steps} steps, with more to come; to end early, give prepare "
+            f"max_steps=, or call ready.stop() and go on",
             OWN_ERROR,
         )

@@ -1,4 +1,4 @@
-"""A worker's side of a job: the loader that gives its samples, and the backward pass."""
+"""A worker's session: the prefetch thread, the loop over its samples, and the backward pass."""
 
 from __future__ import annotations
 
@@ -12,21 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from embroute.engine import control
 from embroute.engine.batches import BatchAdapter
-from embroute.engine.control import (
-    DRAIN,
-    EVAL_BATCH,
-    EVAL_END,
-    HELLO,
-    REFILL,
-    SAVE,
-    STEP,
-    STOP,
-    ControlMessage,
-    ErrorQueue,
-    listen,
-    start_thread,
-)
+from embroute.engine.control import ControlMessage, ErrorQueue
 from embroute.engine.optim import Rate
 from embroute.engine.schedule import RankTransfers
 from embroute.engine.step_message import (
@@ -46,10 +34,10 @@ from embroute.nn.tensor_batches import TensorAdapter
 
 
 class EvalBatch(NamedTuple):
-    """Samples to evaluate, with their rows by arena."""
+    """Held-out samples of this worker, and their rows by arena."""
 
-    work: WorkerStep
-    values: list[Floats]
+    step: WorkerStep
+    rows_A: list[Floats]
 
 
 class EvalEnd(NamedTuple):
@@ -57,107 +45,108 @@ class EvalEnd(NamedTuple):
 
 
 class SaveRequest(NamedTuple):
-    """A checkpoint of what all steps so far have made."""
+    """Save a checkpoint of the state after this number of steps."""
 
     step: int
 
 
 class StopRequest(NamedTuple):
-    """The end of the job, and what moved after its last step, where somebody may watch."""
+    """The end of the job; at the first worker with the figures of the final drain."""
 
     figures: I64 | None
 
 
-Ready = WorkerStep | EvalBatch | EvalEnd | SaveRequest | StopRequest
+LoopEvent = WorkerStep | EvalBatch | EvalEnd | SaveRequest | StopRequest
 
 
 @dataclass
 class PrefetchThread:
-    """The thread between coordinator, shards and the user's loop."""
+    """The thread that obeys the coordinator and moves rows, ahead of the user's loop."""
 
     rank: RankContext
-    rows: WorkerTransfers
+    transfers: WorkerTransfers
     adapter: BatchAdapter
     layers: Sequence[RoutedLayer]
 
     def __post_init__(self) -> None:
-        self.ready: ErrorQueue[Ready] = ErrorQueue()
-        self.done: ErrorQueue[int] = ErrorQueue()
-        self.enough = threading.Event()  # asks for an early end
+        self.events: ErrorQueue[LoopEvent] = ErrorQueue()  # from this thread to the loop
+        self.computed: ErrorQueue[int] = ErrorQueue()  # from the loop: steps that are updated
+        self.stop_requested = threading.Event()
         self._computing = False
 
     def start(self) -> None:
-        """Begin to listen."""
-        start_thread("rows", self._work, self.ready)
+        """Begin to receive messages."""
+        control.start_thread("rows", self._run, self.events)
 
-    def _work(self) -> None:
-        messages = listen(self.rank.control, self.enough)
-        while True:
-            message = messages.get()
-            self._carry_out(message)
-            if message.verb == STOP:
-                self.ready.put(
-                    StopRequest(message.arrays[0].astype(np.int64) if message.arrays else None)
-                )
-                return
+    def _run(self) -> None:
+        messages = control.listen(self.rank.control, self.stop_requested)
+        while (message := messages.get()).verb != control.STOP:
+            self._handle(message)
+        figures = message.arrays[0].astype(np.int64) if message.arrays else None
+        self.events.put(StopRequest(figures))
 
-    def _carry_out(self, message: ControlMessage) -> None:
-        if message.verb == HELLO:
-            self._learn(message)
-        elif message.verb == STEP:
-            self._step(message)
-        elif message.verb == DRAIN:
+    def _handle(self, message: ControlMessage) -> None:
+        if message.verb == control.HELLO:
+            self._load_spec(message)
+        elif message.verb == control.STEP:
+            self._prefetch(message)
+        elif message.verb == control.DRAIN:
             self._wait_for_compute()
-            about, heads, index = message.arrays
-            orders = RankTransfers.read(heads, index)
-            self.rows.drain(int(about.tolist()[0]), orders)
-        elif message.verb == EVAL_BATCH:
-            self._look(message)
-        elif message.verb == EVAL_END:
-            self.ready.put(EvalEnd())
-        elif message.verb == SAVE:
+            header, heads, index = message.arrays
+            self.transfers.drain(int(header.tolist()[0]), RankTransfers.read(heads, index))
+        elif message.verb == control.EVAL_BATCH:
+            self._prefetch_evaluation(message)
+        elif message.verb == control.EVAL_END:
+            self.events.put(EvalEnd())
+        elif message.verb == control.SAVE:
             # The user's optimizer has not stepped yet: the loop itself saves, before its next step.
-            self.ready.put(SaveRequest(int(message.arrays[0].tolist()[0])))
-        elif message.verb == REFILL:
-            _, heads, where = message.arrays
-            self.rows.refill(RankTransfers.read(heads, where))
+            self.events.put(SaveRequest(int(message.arrays[0].tolist()[0])))
+        elif message.verb == control.REFILL:
+            _, heads, index = message.arrays
+            self.transfers.refill(RankTransfers.read(heads, index))
 
-    def _learn(self, message: ControlMessage) -> None:
+    def _load_spec(self, message: ControlMessage) -> None:
         self.adapter.load_spec(message.arrays[0].tobytes().decode())
         if isinstance(self.adapter, TensorAdapter):
             for layer in self.layers:
-                layer.learn(self.adapter.calls)
+                layer.set_calls(self.adapter.calls)
 
-    def _step(self, message: ControlMessage) -> None:
-        work = read_worker_step(message.arrays, len(self.rows.widths.values), self.adapter)
-        self.rows.meter.message(work.step, message.nbytes)
-        self.rows.early(work.step, work.transfers)
+    def _read_step(self, message: ControlMessage) -> WorkerStep:
+        return read_worker_step(message.arrays, len(self.transfers.widths.values), self.adapter)
+
+    def _prefetch(self, message: ControlMessage) -> None:
+        step = self._read_step(message)
+        self.transfers.meter.message(step.step, message.nbytes)
+        # Early transfers move rows that the step in progress does not use, so they run beside it.
+        # Urgent transfers push its updates, or pull rows that wait for these updates.
+        self.transfers.early(step.step, step.transfers)
         self._wait_for_compute()
-        self.rows.urgent(work.step, work.transfers, work.header.parts)
-        self.rows.init_rows(work.to_init)
+        self.transfers.urgent(step.step, step.transfers, step.header.parts)
+        self.transfers.init_rows(step.to_init)
         self._computing = True
-        self.ready.put(work)
+        self.events.put(step)
 
-    def _look(self, message: ControlMessage) -> None:
-        work = read_worker_step(message.arrays, len(self.rows.widths.values), self.adapter)
-        values = [
-            np.zeros((len(slots), width), self.rows.widths.dtype)
-            for slots, width in zip(work.slot_AT, self.rows.widths.values, strict=True)
+    def _prefetch_evaluation(self, message: ControlMessage) -> None:
+        step = self._read_step(message)
+        # Held-out rows bypass the cache, so an evaluation does not change it.
+        rows_A = [
+            np.zeros((len(slots), width), self.transfers.widths.dtype)
+            for slots, width in zip(step.slot_AT, self.transfers.widths.values, strict=True)
         ]
-        blocks = work.transfers.blocks
-        for block, rows in zip(blocks, self.rows.fetch(blocks), strict=True):
-            values[block.arena][block.indices] = rows
-        self.ready.put(EvalBatch(work, values))
+        blocks = step.transfers.blocks
+        for block, rows in zip(blocks, self.transfers.fetch(blocks), strict=True):
+            rows_A[block.arena][block.indices] = rows
+        self.events.put(EvalBatch(step, rows_A))
 
     def _wait_for_compute(self) -> None:
-        """What follows needs the updates of the step that is being computed."""
+        """Wait until the loop has applied the updates of the step that it computes."""
         if self._computing:
-            self.done.get()
+            self.computed.get()
         self._computing = False
 
 
 class WorkerSession:
-    """A worker's hold on the job. `loss` is the mean over all samples of the last step."""
+    """A worker's view of the job. `loss` is the mean over all samples of the last step."""
 
     def __init__(
         self,
@@ -167,169 +156,181 @@ class WorkerSession:
         rate: Rate,
         save: Callable[[int], None],
     ) -> None:
-        self.rank, self.rows, self.meter = prefetch.rank, prefetch.rows, prefetch.rows.meter
+        self.rank, self.transfers = prefetch.rank, prefetch.transfers
+        self.meter = prefetch.transfers.meter
         self.loss = math.nan
-        self.work: WorkerStep | None = None
+        self.current: WorkerStep | None = None
         self.finished = False
-        self.last_figures: I64 | None = None  # of what moved after the last step
-        self._first_look: EvalBatch | None = None
-        self._courier, self._desk, self._dense, self._rate = prefetch, lookup_context, dense, rate
-        self._save = save
-        self._mark: float | None = None  # where the loop's last span of a step ended
+        self.drain_figures: I64 | None = None  # traffic after the last step, at the first worker
+        self._final_batch: EvalBatch | None = None  # first batch of the final evaluation
+        self._prefetch, self._lookup_context = prefetch, lookup_context
+        self._dense, self._rate, self._save = dense, rate, save
+        self._span_start: float | None = None
 
-    def _lap(self, phase: str) -> None:
-        """Note what the loop did since its last span; what is no part of a step is left out."""
-        if self.work is not None and self._mark is not None:
-            self.meter.span(phase, self.work.step, self._mark)
-        self._mark = time.perf_counter()
+    def _end_span(self, phase: str) -> None:
+        """Record the time since the last span ended, unless that time is no part of a step."""
+        if self.current is not None and self._span_start is not None:
+            self.meter.span(phase, self.current.step, self._span_start)
+        self._span_start = time.perf_counter()
 
     @property
     def evaluation_due(self) -> bool:
         """Whether `held_out()` follows this step."""
-        return self.work is not None and bool(self.work.header.flags & EVAL_FOLLOWS)
+        return self.current is not None and bool(self.current.header.flags & EVAL_FOLLOWS)
 
     @property
     def final_evaluation(self) -> bool:
-        """Whether the held-out data of the end waits for `held_out()`."""
-        return self._first_look is not None
+        """Whether the final evaluation waits for `held_out()`."""
+        return self._final_batch is not None
 
     def samples(self) -> Iterator[object]:
         """This worker's samples of each step of an epoch."""
         while not self.finished:
-            self._lap("compute")
-            item = self._courier.ready.get()
-            if isinstance(item, StopRequest):
-                self._leave(item)
-            if isinstance(item, SaveRequest):
-                self._save(item.step)
-                self._mark = None
-            if isinstance(item, EvalBatch) and item.work.header.flags & FINAL_EVAL:
-                self.finished, self._first_look = True, item
-            if not isinstance(item, WorkerStep):
+            self._end_span("compute")
+            event = self._prefetch.events.get()
+            if not isinstance(event, WorkerStep):
+                self._between_steps(event)
                 continue
-            self.work = item
-            self._lap("wait")
-            if self.rows.store.stamps is not None:
-                self.rows.store.stamps.read(item.step, item.slot_AT)
-            self._desk.begin(self._reading(item, self.rows.store.records, item.slot_AT))
-            yield self._courier.adapter.to_user_batch(item.micro_batch)
-            if self._desk.reading is not None:
-                raise RuntimeError(f"step {item.step}: ready.backward(loss) was not called")
-            if item.header.flags & EPOCH_ENDS:
+            self.current = event
+            self._end_span("wait")
+            if self.transfers.store.stamps is not None:
+                self.transfers.store.stamps.read(event.step, event.slot_AT)
+            records = self.transfers.store.records
+            self._lookup_context.begin(self._lookups(event, records, event.slot_AT))
+            yield self._prefetch.adapter.to_user_batch(event.micro_batch)
+            if self._lookup_context.lookups is not None:
+                raise RuntimeError(f"step {event.step}: ready.backward(loss) was not called")
+            if event.header.flags & EPOCH_ENDS:
                 return
 
+    def _between_steps(self, event: LoopEvent) -> None:
+        if isinstance(event, StopRequest):
+            self._leave(event)
+        elif isinstance(event, SaveRequest):
+            self._save(event.step)
+            self._span_start = None
+        elif isinstance(event, EvalBatch) and event.step.header.flags & FINAL_EVAL:
+            self.finished, self._final_batch = True, event
+
     def stop(self) -> None:
-        """Ask for an early end; the steps that are planned already still come."""
-        self._courier.enough.set()
+        """Ask for an early end, after the steps that are planned already."""
+        self._prefetch.stop_requested.set()
 
     def held_out(self) -> Iterator[object]:
         """This worker's held-out samples; where `evaluation_due`, and once after the last step."""
-        if self.finished and self._first_look is None:
+        if self.finished and self._final_batch is None:
             raise RuntimeError("held_out() was called where no evaluation was due")
-        item: Ready = self._first_look or self._courier.ready.get()
-        self._first_look = None
-        while not isinstance(item, EvalEnd):
-            if isinstance(item, SaveRequest):
-                self._save(item.step)
-            elif isinstance(item, EvalBatch):
-                self._desk.begin(self._reading(item.work, item.values, item.work.slot_AT))
-                if item.work.header.num_samples:
-                    yield self._courier.adapter.to_user_batch(item.work.micro_batch)
+        event: LoopEvent = self._final_batch or self._prefetch.events.get()
+        self._final_batch = None
+        while not isinstance(event, EvalEnd):
+            if isinstance(event, SaveRequest):
+                self._save(event.step)
+            elif isinstance(event, EvalBatch):
+                step = event.step
+                self._lookup_context.begin(self._lookups(step, event.rows_A, step.slot_AT))
+                if step.header.num_samples:
+                    yield self._prefetch.adapter.to_user_batch(step.micro_batch)
             else:
                 raise RuntimeError("held_out() was called where no evaluation was due")
-            item = self._courier.ready.get()
-        self._desk.reading = None
-        self._mark = None
+            event = self._prefetch.events.get()
+        self._lookup_context.lookups = None
+        self._span_start = None
         if self.finished:
-            # The thread beside the loop has one more note to take before the process may end.
-            item = self._courier.ready.get()
-            assert isinstance(item, StopRequest)
-            self._leave(item)
+            # The prefetch thread must receive STOP before the process may end.
+            event = self._prefetch.events.get()
+            assert isinstance(event, StopRequest)
+            self._leave(event)
 
-    def _leave(self, item: StopRequest) -> None:
-        """Nothing follows any more."""
+    def _leave(self, event: StopRequest) -> None:
         self.finished = True
-        self.last_figures = item.figures
-        self._dense.leave()
+        self.drain_figures = event.figures
+        self._dense.close()
 
-    def _reading(
-        self,
-        work: WorkerStep,
-        records: Sequence[Floats],
-        slots: Sequence[I32],
+    def _lookups(
+        self, step: WorkerStep, records_A: Sequence[Floats], slot_AT: Sequence[I32]
     ) -> StepLookups:
-        adapter, dealt = self._courier.adapter, work.micro_batch
+        adapter, micro_batch = self._prefetch.adapter, step.micro_batch
         ids: list[torch.Tensor | None] = []
         if isinstance(adapter, TensorAdapter):
-            ids = [adapter.ids_of(call, dealt) for call in adapter.calls]
-        fields = adapter.schema.num_fields
+            ids = [adapter.ids_of(call, micro_batch) for call in adapter.calls]
         return StepLookups(
-            records, slots, work.touch_L, dealt.offsets, fields, dealt.num_samples, ids
+            records_A=records_A,
+            slot_AT=slot_AT,
+            touch_L=step.touch_L,
+            offsets=micro_batch.offsets,
+            num_fields=adapter.schema.num_fields,
+            num_samples=micro_batch.num_samples,
+            ids=ids,
         )
 
     def backward(self, loss: torch.Tensor) -> float:
         """Backward pass of the mean loss of this worker's samples, and every update of rows.
 
-        Returns the mean loss over all workers' samples.
-
-        Afterwards the parameters' gradients are those of the whole batch's mean loss, alike on
-        all workers: clip them, and step the optimizer.
+        Returns the mean loss over all workers' samples. Afterwards the parameters' gradients are
+        those of the whole batch's mean loss, equal on all workers: clip them, and step the
+        optimizer.
         """
-        if self.work is None or self._desk.reading is None:
+        step = self.current
+        if step is None or self._lookup_context.lookups is None:
             raise RuntimeError(
                 "ready.backward(loss) was called outside of the prepared loader's loop"
             )
-        work, about = self.work, self.work.header
-        share = about.num_samples / about.global_samples
-        old = self._dense.set_aside(about.step)
-        if about.num_samples:  # of a blank sample the loss may be anything
+        header, old = step.header, self._dense.take_gradients(step.step)
+        # The sum over workers of (mean loss x share of the batch) is the batch's mean loss.
+        share = header.num_samples / header.global_samples
+        if header.num_samples:  # a worker without samples ran the model on an empty sample
             (loss * share).backward()  # type: ignore[no-untyped-call]
-        grads = self._desk.gradients()
-        self._desk.reading = None
-        replicas = self._replica_gradients(work, grads)
-        own = float(loss.detach()) * share if about.num_samples else 0.0
-        self._lap("compute")
+        grads = self._lookup_context.gradients()
+        self._lookup_context.lookups = None
+        replicas = self._replica_gradients(step, grads)
+        loss_share = float(loss.detach()) * share if header.num_samples else 0.0
+        self._end_span("compute")
+        # Pushes leave during the all-reduce, unless they may include replicated rows, whose
+        # updates need the sums.
         if not replicas:
-            self._finish(work, grads)
-        sums, self.loss = self._dense.sum(replicas, own, bool(about.num_samples))
-        self._dense.bring_back(old)
-        self._lap("allreduce")
+            self._push_updates(step, grads)
+        sums, self.loss = self._dense.sum(replicas, loss_share, bool(header.num_samples))
+        self._dense.restore_gradients(old)
+        self._end_span("allreduce")
         self.meter.other_bytes["dense"] = self._dense.sent_bytes
         if replicas:
-            # Replicas may leave with the urgent pushes: they are updated before those.
-            self._update_replicas(work, sums)
-            self._finish(work, grads)
-        if not (self._dense.finite and math.isfinite(self.loss)):
-            finite = math.isfinite(self.loss)
-            what = "the gradients are not finite" if finite else f"the loss is {self.loss}"
-            raise ValueError(
-                f"step {about.step}: {what}; lower the learning rate, or look for inf and nan in "
-                f"the data"
-            )
+            self._update_replicas(step, sums)
+            self._push_updates(step, grads)
+        self._check_finite(step.step)
         return self.loss
 
-    def _finish(self, work: WorkerStep, grads: list[Floats]) -> None:
-        self.rows.finish(work, grads, self._rate.lr)
-        self._courier.done.put(work.step)
-        self._lap("update")
+    def _check_finite(self, step: int) -> None:
+        if self._dense.finite and math.isfinite(self.loss):
+            return
+        fault = f"the loss is {self.loss}"
+        if math.isfinite(self.loss):
+            fault = "the gradients are not finite"
+        raise ValueError(
+            f"step {step}: {fault}; lower the learning rate, or look for inf and nan in the data"
+        )
 
-    def _replica_gradients(self, work: WorkerStep, grads: list[Floats]) -> list[torch.Tensor]:
-        """Gradients of replicated rows; zeros where this worker did not touch a row."""
-        if not any(len(slots) for slots in work.replica_slot_AU):
+    def _push_updates(self, step: WorkerStep, grads: list[Floats]) -> None:
+        self.transfers.finish(step, grads, self._rate.lr)
+        self._prefetch.computed.put(step.step)
+        self._end_span("update")
+
+    def _replica_gradients(self, step: WorkerStep, grads: list[Floats]) -> list[torch.Tensor]:
+        """Gradients of replicated rows by arena; zeros for rows that this worker did not touch."""
+        if not any(len(slots) for slots in step.replica_slot_AU):
             return []
-        found = []
-        for touch, grad in zip(work.replica_touch_AU, grads, strict=True):
-            out = np.zeros((len(touch), grad.shape[1]), grad.dtype)
-            mine = np.flatnonzero(touch >= 0)
-            block = np.empty((len(mine), grad.shape[1]), grad.dtype)
-            gather(grad, touch[mine], block)
-            out[mine] = block
-            found.append(torch.from_numpy(out))
-        return found
+        replicas = []
+        for touch_U, grad in zip(step.replica_touch_AU, grads, strict=True):
+            out = np.zeros((len(touch_U), grad.shape[1]), grad.dtype)
+            touched = np.flatnonzero(touch_U >= 0)
+            block = np.empty((len(touched), grad.shape[1]), grad.dtype)
+            gather(grad, touch_U[touched], block)
+            out[touched] = block
+            replicas.append(torch.from_numpy(out))
+        return replicas
 
-    def _update_replicas(self, work: WorkerStep, sums: Sequence[torch.Tensor]) -> None:
-        for arena, (slots, total) in enumerate(zip(work.replica_slot_AU, sums, strict=True)):
-            width = self.rows.widths.values[arena]
-            grad = total.numpy().reshape(-1, width).astype(self.rows.widths.dtype)
-            self.rows.store.optimizer = self.rows.store.optimizer.with_lr(self._rate.lr)
-            self.rows.store.apply(arena, slots, grad, work.step)
+    def _update_replicas(self, step: WorkerStep, sums: Sequence[torch.Tensor]) -> None:
+        store, widths = self.transfers.store, self.transfers.widths
+        for arena, (slots, total) in enumerate(zip(step.replica_slot_AU, sums, strict=True)):
+            grad = total.numpy().reshape(-1, widths.values[arena]).astype(widths.dtype)
+            store.optimizer = store.optimizer.with_lr(self._rate.lr)
+            store.apply(arena, slots, grad, step.step)

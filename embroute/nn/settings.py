@@ -1,4 +1,4 @@
-"""The settings of a job, as `prepare` takes them, and their errors."""
+"""The settings that `prepare` takes, and their checks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from embroute.policies.catalog import policy_of
 
 
 class Settings(TypedDict, total=False):
-    """What a job may be told beside its model, optimizer and loader."""
+    """The settings of a job beside its model, optimizer and loader."""
 
     policy: str
     cache: Size | float | str
     network: Cluster | str
-    shards: int  # of a job on one node; `nodes` says who sits where in any other
+    shards: int  # of a job on one node; a job on several nodes gives `nodes`
     nodes: Mapping[str, Sequence[str]]
-    node: str  # this machine's name among them, unless it is its host name
+    node: str  # this machine's name in `nodes`, if it differs from the host name
     peer_timeout: float
     lookups: UserLookups
     min_rows: int
     epochs: int
     max_steps: int
     quotas: tuple[float, ...]
-    compute_ms_per_sample: float  # of the reference worker; 0: not known
+    compute_ms_per_sample: float  # of the reference worker; 0: unknown
     held_out: Iterable[object]
     evaluate_every: int
     decay: float
@@ -42,36 +42,36 @@ class Settings(TypedDict, total=False):
     checkpoint: Path | str  # folder of checkpoints
     checkpoint_every: int
     keep: int
-    resume: bool  # from the newest checkpoint in the folder, if there is one
-    fall_back: bool  # with resume: pass over a damaged checkpoint for the newest that is whole
+    resume: bool  # from the newest checkpoint in the folder, if any
+    fall_back: bool  # with resume: skip damaged checkpoints, and resume from the newest whole one
     tables: Path | str  # initial values
-    extras: Mapping[str, Stateful]  # learning-rate schedules and the like, saved with the model
+    extras: Mapping[str, Stateful]  # such as learning-rate schedules, saved with the model
     stop: threading.Event  # asks for a checkpoint and an early end
-    debug: str  # steps: count what moves step by step; versions: let versions travel with rows
+    debug: str  # steps: log the transfers of each step; versions: send versions with rows
 
 
 DEBUG = ("steps", "versions")
 _NEEDED = {"checkpoint_every": "checkpoint", "resume": "checkpoint", "evaluate_every": "held_out"}
 _SHARE = Limit(0, 10**9, whole=False)
-Check = Callable[[str, object], None]  # of a setting's name, as errors have it, and its value
+Check = Callable[[str, object], None]  # takes the setting's name, as in errors, and its value
 
 
-def _is(kinds: type | tuple[type, ...], what: str) -> Check:
+def _is(kinds: type | tuple[type, ...], wanted: str) -> Check:
     """A check of a value's type."""
 
     def check(name: str, value: object) -> None:
         if not isinstance(value, kinds):
-            raise ValueError(f"{name} must be {what}, got {shown(value)}")
+            raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
 
     return check
 
 
-def _has(methods: Sequence[str], what: str) -> Check:
-    """A check of what a value can do."""
+def _has(methods: Sequence[str], wanted: str) -> Check:
+    """A check of a value's methods."""
 
     def check(name: str, value: object) -> None:
         if isinstance(value, type) or not all(callable(getattr(value, m, None)) for m in methods):
-            raise ValueError(f"{name} must be {what}, got {shown(value)}")
+            raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
 
     return check
 
@@ -86,7 +86,7 @@ def _path(name: str, value: object) -> None:
 
 
 def _folder(name: str, value: object) -> None:
-    """A folder that is there, or can be made where its nearest parent is."""
+    """Refuse a folder that does not exist and cannot be made."""
     _path(name, value)
     path = Path(str(value)).absolute()
     try:
@@ -148,7 +148,7 @@ def _held_out(name: str, value: object) -> None:
         _has(("__iter__",), "batches to iterate over")(name, value)
 
 
-# What every setting may be; numbers have their range in LIMITS.
+# Checks by setting; LIMITS has the ranges of numbers.
 _CHECKS: Mapping[str, Check] = {
     "policy": _policy,
     "cache": _cache,
@@ -171,13 +171,13 @@ _CHECKS: Mapping[str, Check] = {
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse a setting that nobody reads, or that has no meaning."""
+    """Refuse settings that are unknown, malformed or contradictory."""
     unknown = sorted(set(settings) - set(Settings.__annotations__))
     if unknown:
         known = ", ".join(Settings.__annotations__)
         raise ValueError(f"prepare: unknown setting {shown(unknown[0])} (known: {known})")
-    given: Mapping[str, object] = {**settings}
-    for name, value in given.items():
+    values: Mapping[str, object] = {**settings}
+    for name, value in values.items():
         if name in LIMITS:
             LIMITS[name].check(f"{name}=", value)
         elif name in _CHECKS:
@@ -185,12 +185,12 @@ def check_settings(settings: Settings) -> None:
     if settings.get("debug") == "versions" and settings.get("resume"):
         raise ValueError("debug='versions': a checkpoint holds no versions, so it must not resume")
     for name, needed in _NEEDED.items():
-        if given.get(name) and given.get(needed) is None:
-            raise ValueError(f"{name}={given[name]!r} has no meaning without {needed}=")
+        if values.get(name) and values.get(needed) is None:
+            raise ValueError(f"{name}={values[name]!r} has no meaning without {needed}=")
 
 
 def check_loader(loader: object) -> None:
-    """Refuse what gives no batches; only the coordinator reads it."""
+    """Refuse a loader that is no iterable of batches."""
     if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Mapping | type):
         raise TypeError(
             f"loader must give batches when iterated over, such as a DataLoader or a list, got "
@@ -199,6 +199,6 @@ def check_loader(loader: object) -> None:
 
 
 def cache_size(settings: Settings) -> Size:
-    """The cache of a worker that a user asked for, however it was written."""
+    """The setting cache= as a size; its default is a tenth of the rows."""
     size = settings.get("cache", 0.1)
     return size if isinstance(size, Size) else parse_size("cache=", str(size))

@@ -1,12 +1,15 @@
-"""Batches of a user's own loader: nests of tensors, and the ids in them that layers look up."""
+"""Batches of a user's own loader: nested tensors, and the ids in them that layers look up.
+
+At the coordinator a `TensorAdapter` flattens a batch: looked-up tensors become rows, all others
+opaque columns of bytes. At a worker it rebuilds the same nest from the worker's samples.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import namedtuple
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +20,7 @@ from embroute.data.batch import PADDING, Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.engine.batches import LookupCall, MicroBatch
 from embroute.kernels.array_types import F32, I64
+from embroute.nn.tensor_nest import flatten_batch, is_plain, unflatten
 
 Lookup = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # ids, or flat ids and bag offsets
 UserLookups = Callable[..., Mapping[str, Lookup | Sequence[Lookup]]]
@@ -35,7 +39,7 @@ class LayerSpec:
     last_offset: bool = False  # whether offsets end with the number of all ids
 
 
-class _Asked(NamedTuple):
+class BatchLookup(NamedTuple):
     """One look-up in a batch: ids, and offsets where bags differ in length."""
 
     table: int
@@ -44,8 +48,26 @@ class _Asked(NamedTuple):
     size: int  # samples
 
 
-def _asked(table: int, layer: LayerSpec, entry: object) -> _Asked:
-    """One look-up as a user gives it."""
+class TensorSpec(NamedTuple):
+    """A tensor of every batch. `source`: twice the look-up, plus 1 for its offsets, or -1."""
+
+    dtype: str  # by its name in torch
+    tail: tuple[int, ...]  # shape without the samples
+    source: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.tail) * int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of four bytes that hold one sample."""
+        return -(-self.num_bytes // 4)
+
+
+def _batch_lookup(table: int, layer: LayerSpec, entry: object) -> BatchLookup:
+    """Check one entry of the user's look-ups."""
     parts = entry if isinstance(entry, tuple) else (entry,)
     if not 1 <= len(parts) <= 1 + layer.bag or not all(map(_holds_ids, parts)):
         form = "a tensor of whole numbers, samples first"
@@ -59,92 +81,27 @@ def _asked(table: int, layer: LayerSpec, entry: object) -> _Asked:
         raise ValueError(f"lookups: {layer.name}: expected {form}{pair}, got {kinds}")
     ids, *rest = parts
     size = len(rest[0]) - layer.last_offset if rest else len(ids)
-    return _Asked(table, ids, rest[0] if rest else None, size)
+    return BatchLookup(table, ids, rest[0] if rest else None, size)
 
 
-def _holds_ids(part: object) -> bool:
-    """Whether it is a tensor of whole numbers with a sample, or a bag, in each row."""
-    if not isinstance(part, torch.Tensor) or part.ndim < 1 or not _is_plain(part):
+def _holds_ids(value: object) -> bool:
+    """Whether it is a tensor of whole numbers with at least one dimension."""
+    if not isinstance(value, torch.Tensor) or value.ndim < 1 or not is_plain(value):
         return False
-    return not (part.is_floating_point() or part.is_complex())
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's numbers lie in memory one after the other."""
-    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_meta)
-
-
-def flatten(tree: object, leaves: list[torch.Tensor]) -> object:
-    """A nest of dicts, lists and tuples as JSON, its tensors as numbers into `leaves`."""
-    if isinstance(tree, torch.Tensor):
-        if not _is_plain(tree):
-            raise ValueError(
-                f"a batch of loader or held_out has a tensor of shape {tuple(tree.shape)} that is "
-                f"sparse, quantized or on the meta device; dense ones travel"
-            )
-        leaves.append(tree)
-        return len(leaves) - 1
-    if isinstance(tree, Mapping):
-        if others := [key for key in tree if not isinstance(key, str)]:
-            raise ValueError(
-                f"a batch of loader or held_out has a dict with key {shown(others[0])}; names of "
-                f"tensors must be text"
-            )
-        return {"dict": [[str(key), flatten(value, leaves)] for key, value in tree.items()]}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        named = zip(tree._fields, tree, strict=True)
-        fields = [[name, flatten(value, leaves)] for name, value in named]
-        return {type(tree).__name__: fields}
-    if isinstance(tree, list | tuple):
-        kind = "list" if isinstance(tree, list) else "tuple"
-        return {kind: [flatten(value, leaves) for value in tree]}
-    raise ValueError(
-        f"a batch of loader or held_out may hold tensors in dicts, lists, tuples and "
-        f"namedtuples, got {type(tree).__name__}"
-    )
-
-
-def _nest(item: object) -> tuple[object, list[torch.Tensor]]:
-    """A batch's nest and its tensors."""
-    leaves: list[torch.Tensor] = []
-    try:
-        return flatten(item, leaves), leaves
-    except RecursionError:
-        raise ValueError("a batch of loader or held_out is nested too deep, or in itself") from None
-
-
-def unflatten(tree: object, leaves: Sequence[torch.Tensor]) -> object:
-    """The nest that `flatten` took apart."""
-    if isinstance(tree, int):
-        return leaves[tree]
-    assert isinstance(tree, dict)
-    ((kind, items),) = tree.items()
-    if kind == "dict":
-        return {key: unflatten(value, leaves) for key, value in items}
-    if kind not in ("list", "tuple"):
-        names = tuple(name for name, _ in items)
-        return _named(kind, names)(*(unflatten(value, leaves) for _, value in items))
-    values = [unflatten(value, leaves) for value in items]
-    return values if kind == "list" else tuple(values)
-
-
-@cache
-def _named(kind: str, fields: tuple[str, ...]) -> Callable[..., object]:
-    """A namedtuple's class, like the one that the batch had."""
-    return namedtuple(kind, fields)
+    return not (value.is_floating_point() or value.is_complex())
 
 
 @dataclass
 class TensorAdapter:
-    """A user's batches. Tensors that are looked up travel as rows, all others column by column."""
+    """Translates a user's batches. Look-ups travel as rows, other tensors as columns."""
 
     layers: Sequence[LayerSpec]
     lookups: UserLookups
     device: str = "cpu"
     sends_ids: bool = True
     calls: tuple[LookupCall, ...] = ()
-    _tree: object = None
-    _columns: tuple[tuple[str, tuple[int, ...], int], ...] = ()  # type, shape, look-up or -1
+    _nest: object = None
+    _tensors: tuple[TensorSpec, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -159,54 +116,41 @@ class TensorAdapter:
 
     @property
     def num_columns(self) -> int:
-        """Columns of four bytes that hold what is not looked up."""
-        sizes = [
-            int(np.prod(tail, dtype=int)) * getattr(torch, name).itemsize
-            for name, tail, call in self._columns
-            if call < 0
-        ]
-        return sum(-(-size // 4) for size in sizes)
+        """Columns of four bytes per sample, for the tensors that are not looked up."""
+        return sum(spec.num_columns for spec in self._tensors if spec.source < 0)
 
     def infer_spec(self, item: object) -> str:
-        """The nest of the batch, the type and shape of its tensors, the look-ups in it."""
-        tree, leaves = _nest(item)
-        asked = self._asked(item)
+        """The nest of a batch, the types and shapes of its tensors, and its look-ups, as JSON."""
+        tree, leaves = flatten_batch(item)
+        lookups = self._lookups_of(item)
         calls, first = [], 0
-        for entry in asked:
-            bag = self.layers[entry.table].bag
-            tail = () if bag else tuple(entry.ids.shape[1:])
-            last = first + int(np.prod(tail, dtype=int))
-            calls.append([entry.table, first, last, list(tail), bag])
+        for lookup in lookups:
+            bag = self.layers[lookup.table].bag
+            tail = () if bag else tuple(lookup.ids.shape[1:])
+            last = first + math.prod(tail)
+            calls.append([lookup.table, first, last, list(tail), bag])
             first = last
         columns = [
-            [str(leaf.dtype)[6:], list(leaf.shape[1:]), self._looked_up(leaf, asked)]
-            for leaf in leaves
+            [str(leaf.dtype)[6:], list(leaf.shape[1:]), _source(leaf, lookups)] for leaf in leaves
         ]
-        shape = json.dumps({"tree": tree, "calls": calls, "columns": columns})
-        self.load_spec(shape)
-        return shape
+        spec = json.dumps({"tree": tree, "calls": calls, "columns": columns})
+        self.load_spec(spec)
+        return spec
 
     def load_spec(self, shape: str) -> None:
-        """Know the shape of batches without having seen one."""
-        known = json.loads(shape)
-        self._tree = known["tree"]
+        """Take over what `infer_spec` found on another rank."""
+        spec = json.loads(shape)
+        self._nest = spec["tree"]
         self.calls = tuple(
             LookupCall(table, first, last, tuple(tail), bag)
-            for table, first, last, tail, bag in known["calls"]
+            for table, first, last, tail, bag in spec["calls"]
         )
-        self._columns = tuple((name, tuple(tail), call) for name, tail, call in known["columns"])
+        self._tensors = tuple(
+            TensorSpec(dtype, tuple(tail), source) for dtype, tail, source in spec["columns"]
+        )
 
-    @staticmethod
-    def _looked_up(leaf: torch.Tensor, asked: Sequence[_Asked]) -> int:
-        """Twice the number of the look-up a tensor is, plus one for its offsets; or -1."""
-        for number, entry in enumerate(asked):
-            if leaf is entry.ids:
-                return 2 * number
-            if leaf is entry.offsets:
-                return 2 * number + 1
-        return -1
-
-    def _asked(self, item: object) -> list[_Asked]:
+    def _lookups_of(self, item: object) -> list[BatchLookup]:
+        """The look-ups that the user's function names in a batch, checked."""
         named = self.lookups(item)
         names = [layer.name for layer in self.layers]
         if not isinstance(named, Mapping) or set(named) != set(names):
@@ -214,86 +158,83 @@ class TensorAdapter:
             raise ValueError(
                 f"lookups= must return a dict with the routed layers {', '.join(names)}, got {got}"
             )
-        asked = []
+        lookups = []
         for table, name in enumerate(names):
             value = named[name]
+            # A pair is ids and offsets for a bag, but two look-ups for an nn.Embedding.
             pair = isinstance(value, tuple) and len(value) == 2 and self.layers[table].bag
             several = not pair and isinstance(value, list | tuple)
             if several and not value:
                 raise ValueError(f"lookups: {name}: expected a tensor or several, got {value!r}")
             for entry in value if several else [value]:
-                asked.append(_asked(table, self.layers[table], entry))
-        return asked
+                lookups.append(_batch_lookup(table, self.layers[table], entry))
+        return lookups
 
     def batch(self, item: object) -> Batch:
         """Rows of all look-ups, sample by sample; other tensors as opaque columns."""
-        tree, leaves = _nest(item)
-        if tree != self._tree:
+        tree, leaves = flatten_batch(item)
+        if tree != self._nest:
             raise ValueError(
                 f"a batch of loader or held_out has another nest of tensors than the first one "
-                f"had: {shown(tree)}, not {shown(self._tree)}"
+                f"had: {shown(tree)}, not {shown(self._nest)}"
             )
-        asked = self._asked(item)
-        size = asked[0].size
+        lookups = self._lookups_of(item)
+        size = lookups[0].size
         if not size:
             raise ValueError("a batch of loader or held_out has no samples")
-        parts = []
-        for leaf, column in zip(leaves, self._columns, strict=True):
-            if column[2] < 0:
-                parts.append(_columns(leaf, size, column))
-            elif tuple(leaf.shape[1:]) != column[1]:
+        columns = [np.zeros((size, 0), np.float32)]
+        for leaf, spec in zip(leaves, self._tensors, strict=True):
+            if spec.source < 0:
+                columns.append(_columns(leaf, size, spec))
+            elif tuple(leaf.shape[1:]) != spec.tail:
                 raise ValueError(
-                    f"lookups: ids have shape {tuple(leaf.shape)}, expected {(size, *column[1])}: "
+                    f"lookups: ids have shape {tuple(leaf.shape)}, expected {(size, *spec.tail)}: "
                     f"samples come first, the rest never changes; bags of any size are flat, with "
                     f"offsets"
                 )
-        self._check_calls(asked)
-        dense = np.concatenate([np.zeros((size, 0), np.float32), *parts], 1)
-        rows, offsets = self._rows(asked, size)
-        fields = self.calls[-1].last
-        return Batch(rows, offsets, dense, np.empty(0, np.float32), fields)
+        self._check_calls(lookups)
+        rows, offsets = self._rows(lookups, size)
+        no_label = np.empty(0, np.float32)
+        return Batch(rows, offsets, np.concatenate(columns, 1), no_label, self.calls[-1].last)
 
-    def _check_calls(self, asked: Sequence[_Asked]) -> None:
+    def _check_calls(self, lookups: Sequence[BatchLookup]) -> None:
         """Refuse look-ups that change from batch to batch."""
-        known = [(self.layers[call.table].name, call.tail) for call in self.calls]
+        first = [(self.layers[call.table].name, call.tail) for call in self.calls]
         now = []
-        for entry in asked:
-            layer = self.layers[entry.table]
-            now.append((layer.name, () if layer.bag else tuple(entry.ids.shape[1:])))
-        if now != known:
+        for lookup in lookups:
+            layer = self.layers[lookup.table]
+            now.append((layer.name, () if layer.bag else tuple(lookup.ids.shape[1:])))
+        if now != first:
             raise ValueError(
                 f"lookups= must return the same look-ups for every batch, got {shown(now)} after "
-                f"{shown(known)} (layers, and the shapes of a sample's ids)"
+                f"{shown(first)} (layers, and the shapes of a sample's ids)"
             )
 
-    def _rows(self, asked: Sequence[_Asked], size: int) -> tuple[I64, I64]:
+    def _rows(self, lookups: Sequence[BatchLookup], size: int) -> tuple[I64, I64]:
         """Global rows sample by sample, and the offsets of bags."""
         first_rows, fields = self.schema.first_rows, self.calls[-1].last
-        lengths = np.ones((size, fields), np.int64)
-        found = []
-        for entry, call in zip(asked, self.calls, strict=True):
-            rows, counts = self._global(entry, int(first_rows[entry.table]), size)
-            lengths[:, call.first : call.last] = counts
-            found.append(rows)
+        length_SF = np.ones((size, fields), np.int64)
+        rows_by_call = []
+        for lookup, call in zip(lookups, self.calls, strict=True):
+            rows, counts = self._global_rows(lookup, int(first_rows[lookup.table]), size)
+            length_SF[:, call.first : call.last] = counts
+            rows_by_call.append(rows)
         offsets = np.zeros(size * fields + 1, np.int64)
-        np.cumsum(lengths.ravel(), out=offsets[1:])
+        np.cumsum(length_SF.ravel(), out=offsets[1:])
         out = np.empty(offsets[-1], np.int64)
-        for rows, call in zip(found, self.calls, strict=True):
-            starts = offsets[:-1].reshape(size, fields)[:, call.first : call.last].ravel()
-            counts = lengths[:, call.first : call.last].ravel()
-            within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-            out[np.repeat(starts, counts) + within] = rows
+        for rows, call in zip(rows_by_call, self.calls, strict=True):
+            out[_positions(offsets, fields, call)] = rows
         return out, offsets
 
-    def _global(self, entry: _Asked, first_row: int, size: int) -> tuple[I64, I64]:
+    def _global_rows(self, lookup: BatchLookup, first_row: int, size: int) -> tuple[I64, I64]:
         """Global rows of a look-up, and how many each sample has per field."""
-        layer, ids = self.layers[entry.table], entry.ids.detach().cpu().numpy().astype(np.int64)
-        if entry.size != size:
+        layer, ids = self.layers[lookup.table], lookup.ids.detach().cpu().numpy().astype(np.int64)
+        if lookup.size != size:
             raise ValueError(
-                f"lookups: {layer.name} has {entry.size} samples, others have {size}"
+                f"lookups: {layer.name} has {lookup.size} samples, others have {size}"
                 + (" (with include_last_offset offsets have one more)" * layer.last_offset)
             )
-        if layer.bag and entry.offsets is None and ids.ndim != 2:
+        if layer.bag and lookup.offsets is None and ids.ndim != 2:
             raise ValueError(
                 f"lookups: {layer.name} is an EmbeddingBag: give ids of shape (samples, ids) or a "
                 f"pair of flat ids and offsets, got shape {tuple(ids.shape)}"
@@ -306,9 +247,10 @@ class TensorAdapter:
                 f"{layer.num_rows - 1}"
             )
         rows = np.where(flat == layer.padding, PADDING, flat + first_row)
-        if entry.offsets is None:
+        if lookup.offsets is None:
             return rows, np.array(ids.shape[1] if layer.bag else 1)
-        bounds = np.append(entry.offsets.cpu().numpy().astype(np.int64), len(flat))[: size + 1]
+        # With include_last_offset the user's offsets end with the number of ids already.
+        bounds = np.append(lookup.offsets.cpu().numpy().astype(np.int64), len(flat))[: size + 1]
         counts = np.diff(bounds)
         if bounds[0] != 0 or bounds[-1] != len(flat) or (counts < 0).any():
             raise ValueError(
@@ -318,61 +260,81 @@ class TensorAdapter:
         return rows, counts[:, None]
 
     def to_user_batch(self, dealt: MicroBatch) -> object:
-        """The same nest, with a worker's samples."""
-        lookups = [self._looked(call, dealt) for call in self.calls]
+        """The same nest as the user's batch, with a worker's samples."""
+        lookups = [self._call_tensors(call, dealt) for call in self.calls]
         leaves, at = [], 0
-        for name, tail, call in self._columns:
-            dtype = getattr(torch, name)
-            if call >= 0:
-                leaf = lookups[call // 2][call % 2].to(self.device, dtype)
-                flat = call % 2 or (self.calls[call // 2].bag and not tail)
-                leaves.append(leaf if flat else leaf.reshape(dealt.num_samples, *tail))
+        for spec in self._tensors:
+            dtype = getattr(torch, spec.dtype)
+            if spec.source >= 0:
+                number, is_offsets = divmod(spec.source, 2)
+                leaf = lookups[number][is_offsets].to(self.device, dtype)
+                flat = is_offsets or (self.calls[number].bag and not spec.tail)
+                leaves.append(leaf if flat else leaf.reshape(dealt.num_samples, *spec.tail))
                 continue
-            size = int(np.prod(tail, dtype=int)) * dtype.itemsize
-            width = -(-size // 4)
-            raw = np.ascontiguousarray(dealt.dense[:, at : at + width]).view(np.uint8)[:, :size]
-            leaf = torch.from_numpy(raw.copy()).view(dtype)
-            leaves.append(leaf.reshape(dealt.num_samples, *tail).to(self.device))
-            at += width
-        return unflatten(self._tree, leaves)
+            raw = np.ascontiguousarray(dealt.dense[:, at : at + spec.num_columns]).view(np.uint8)
+            leaf = torch.from_numpy(raw[:, : spec.num_bytes].copy()).view(dtype)
+            leaves.append(leaf.reshape(dealt.num_samples, *spec.tail).to(self.device))
+            at += spec.num_columns
+        return unflatten(self._nest, leaves)
 
     def empty_sample(self) -> I64:
         """Ids per field of a sample that touches no row."""
         lengths = np.ones(self.calls[-1].last, np.int64)
-        for _, tail, call in self._columns:
-            if call >= 0 and call % 2 == 0 and self.calls[call // 2].bag:
-                lengths[self.calls[call // 2].first] = int(np.prod(tail)) if tail else 0
+        for spec in self._tensors:
+            is_ids = spec.source >= 0 and spec.source % 2 == 0
+            if is_ids and self.calls[spec.source // 2].bag:
+                bag = math.prod(spec.tail) if spec.tail else 0
+                lengths[self.calls[spec.source // 2].first] = bag
         return lengths
 
     def ids_of(self, call: LookupCall, dealt: MicroBatch) -> torch.Tensor:
-        """What the layer of a look-up will be asked for."""
-        return self._looked(call, dealt)[0]
+        """The ids that the layer of a look-up must receive."""
+        return self._call_tensors(call, dealt)[0]
 
-    def _looked(self, call: LookupCall, dealt: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _call_tensors(
+        self, call: LookupCall, dealt: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids, and offsets, of a worker's samples."""
-        fields = self.calls[-1].last
+        fields, layer = self.calls[-1].last, self.layers[call.table]
         lengths = np.diff(dealt.offsets).reshape(-1, fields)[:, call.first : call.last].ravel()
-        starts = dealt.offsets[:-1].reshape(-1, fields)[:, call.first : call.last].ravel()
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        ids = dealt.ids[np.repeat(starts, lengths) + within]
-        layer, ends = self.layers[call.table], np.concatenate([[0], np.cumsum(lengths)])
-        found = torch.from_numpy(np.where(ids < 0, layer.padding or 0, ids))
-        offsets = torch.from_numpy(ends if layer.last_offset else ends[:-1])
-        return found, offsets
+        ids = dealt.ids[_positions(dealt.offsets, fields, call)]
+        # Padding travels as -1: the user's layer expects the padding id again.
+        tensor = torch.from_numpy(np.where(ids < 0, layer.padding or 0, ids))
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        return tensor, torch.from_numpy(ends if layer.last_offset else ends[:-1])
 
 
-def _columns(leaf: torch.Tensor, size: int, column: tuple[str, tuple[int, ...], int]) -> F32:
+def _source(leaf: torch.Tensor, lookups: Sequence[BatchLookup]) -> int:
+    """Twice the number of the look-up that a tensor belongs to, plus 1 for its offsets; or -1."""
+    for number, lookup in enumerate(lookups):
+        if leaf is lookup.ids:
+            return 2 * number
+        if leaf is lookup.offsets:
+            return 2 * number + 1
+    return -1
+
+
+def _positions(offsets: I64, fields: int, call: LookupCall) -> I64:
+    """Positions of a call's ids in sample-major order, field by field within a sample."""
+    length_SF = np.diff(offsets).reshape(-1, fields)
+    lengths = length_SF[:, call.first : call.last].ravel()
+    starts = offsets[:-1].reshape(-1, fields)[:, call.first : call.last].ravel()
+    # The running number of an id within its bag: its number minus the number of its bag's first.
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions: I64 = np.repeat(starts, lengths) + within
+    return positions
+
+
+def _columns(leaf: torch.Tensor, size: int, spec: TensorSpec) -> F32:
     """A tensor's bytes, sample by sample, in whole columns of four bytes."""
-    name, tail, _ = column
-    if tuple(leaf.shape) != (size, *tail) or str(leaf.dtype)[6:] != name:
+    if tuple(leaf.shape) != (size, *spec.tail) or str(leaf.dtype)[6:] != spec.dtype:
         raise ValueError(
             f"a tensor of a batch of loader or held_out has shape {tuple(leaf.shape)} and type "
-            f"{leaf.dtype}, expected {(size, *tail)} and {name}: samples come first, as many as in "
-            f"the look-ups, the rest never changes (flat ids travel for routed bags only: "
-            f"embroute.route(layer) routes one)"
+            f"{leaf.dtype}, expected {(size, *spec.tail)} and {spec.dtype}: samples come first, as "
+            f"many as in the look-ups, the rest never changes (flat ids travel for routed bags "
+            f"only: embroute.route(layer) routes one)"
         )
     raw = leaf.detach().cpu().contiguous().view(torch.uint8).reshape(size, -1).numpy()
-    width = -(-raw.shape[1] // 4) * 4
-    out = np.zeros((size, width), np.uint8)
+    out = np.zeros((size, 4 * spec.num_columns), np.uint8)
     out[:, : raw.shape[1]] = raw
     return out.view(np.float32)

@@ -260,10 +260,10 @@ class Loop:
                 _evaluate(self.ready.model, hold, watch)
         if hold.final_evaluation:
             _evaluate(self.ready.model, hold, watch)
-        if watch is not None and hold.last_figures is not None:
-            watch.drained(hold.last_figures)
-        if watch is not None and hold.work is not None:
-            watch.close(hold.work.step, self.run.policy, dict(hold.meter.seconds))
+        if watch is not None and hold.drain_figures is not None:
+            watch.drained(hold.drain_figures)
+        if watch is not None and hold.current is not None:
+            watch.close(hold.current.step, self.run.policy, dict(hold.meter.seconds))
         elif watch is not None:
             watch.idle()
 
@@ -288,7 +288,7 @@ def _warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sche
 
 
 def _watch_step(hold: WorkerSession, watch: RunMonitor | None) -> None:
-    work = hold.work
+    work = hold.current
     if watch is not None and work is not None:
         about = work.header
         hits = (about.hits, about.touches)
@@ -297,8 +297,8 @@ def _watch_step(hold: WorkerSession, watch: RunMonitor | None) -> None:
 
 def _evaluate(model: nn.Module, hold: WorkerSession, watch: RunMonitor | None) -> None:
     metrics = evaluate(model, hold)
-    if watch is not None and hold.work is not None:
-        watch.evaluated(hold.work.step + 1, metrics)
+    if watch is not None and hold.current is not None:
+        watch.evaluated(hold.current.step + 1, metrics)
 
 
 def write_record(folder: Path, name: str, ready: Prepared) -> None:
