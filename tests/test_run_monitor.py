@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from embroute.engine.step_message import StepHeader
 from embroute.report.run_folder import SUMMARY
 from embroute.train import metrics_log
 from embroute.train.metrics_log import RunMonitor
@@ -37,7 +38,7 @@ def train(eyes: RunMonitor, clock: Clock, first: int, seconds: list[float]) -> N
     for step, spent in enumerate(seconds, first):
         clock.now += spent
         figures = np.array([5_000_000, 1_000_000, 6_000_000, 12_000_000])
-        eyes.step(step, BATCH, (3, 4), 0.5, figures)
+        eyes.step(StepHeader(step, BATCH, BATCH, hits=3, touches=4), 0.5, figures)
 
 
 def test_reported_speed_excludes_compilation_and_evaluations(

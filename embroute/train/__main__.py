@@ -6,7 +6,7 @@ import signal
 
 
 def _start() -> None:
-    # Until there is something to say, Ctrl-C ends a rank without a word.
+    # The imports take seconds. Until they are done, Ctrl-C ends the rank without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from embroute.train.program import rank_main
 

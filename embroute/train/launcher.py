@@ -1,4 +1,4 @@
-"""Start all ranks of a run on this machine."""
+"""`embroute train` on one machine: start all ranks of a run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from embroute.transport.job_store import scratch_folder
 
 
 def launch(run: RunFile) -> None:
-    """Run it to the end; a failed rank's reason is in the RunFailedError."""
-    layout = run.layout()
-    if len(layout.nodes) > 1:
+    """Run to the end; RunFailedError has the reason of a failed rank."""
+    topology = run.topology()
+    if len(topology.nodes) > 1:
         raise ValueError(
             "the run file names several nodes: start it on each with torchrun --nnodes "
-            f"{len(layout.nodes)} --nproc-per-node RANKS ... -m embroute.train FILE"
+            f"{len(topology.nodes)} --nproc-per-node RANKS ... -m embroute.train FILE"
         )
     check_device(run.device)
-    check_data("--data", run.data, run.reading())
+    check_data("--data", run.data, run.data_settings())
     out = _make_folder(run)
-    (ranks,) = layout.nodes.values()
-    # The run file lies elsewhere: the one in the run's folder may be that of a run before.
+    (ranks,) = topology.nodes.values()
+    # The ranks read a scratch copy: the folder may hold the run file of an earlier run.
     with scratch_folder("run") as scratch:
         path = scratch / RUN_FILE
         run.write(path)
@@ -39,24 +39,23 @@ def launch(run: RunFile) -> None:
 
 
 def _supervise(program: Program, checkpoints: Path) -> None:
-    """Run all ranks; what they leave unfinished does not stay."""
+    """Run all ranks; at the end, remove unfinished checkpoints."""
     try:
-        supervise(program, lambda: _way_on(checkpoints))
+        supervise(program, lambda: _newest(checkpoints, ", from "))
     except StoppedError as error:
-        way_on = _way_on(checkpoints, "; --resume goes on from ") or ", before any checkpoint"
-        raise RunFailedError(f"{error}{way_on}", error.exit_code) from None
+        hint = _newest(checkpoints, "; --resume goes on from ") or ", before any checkpoint"
+        raise RunFailedError(f"{error}{hint}", error.exit_code) from None
     finally:
         remove_leftovers(checkpoints)
 
 
-def _way_on(folder: Path, phrase: str = ", from ") -> str:
-    """Where a run could go on from, as the end of a sentence."""
+def _newest(folder: Path, phrase: str) -> str:
+    """The end of a sentence, with the newest checkpoint; empty if there is none."""
     newest = latest_checkpoint(folder)
     return f"{phrase}{newest.name}" if newest else ""
 
 
 def _make_folder(run: RunFile) -> Path:
-    """The folder of a run."""
     out = Path(run.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -68,7 +67,7 @@ def _make_folder(run: RunFile) -> Path:
 
 
 def _check_start(run: RunFile) -> None:
-    """Refuse a folder with later checkpoints than the run begins with."""
+    """Refuse a folder with checkpoints later than the start of the run."""
     saved = Path(run.out) / CHECKPOINTS
     newest = latest_checkpoint(saved) if run.resume else None
     try:

@@ -1,4 +1,4 @@
-"""What every rank of `embroute train` does: the model, the loop, the evaluation."""
+"""A rank of `embroute train`: data, model, training loop and evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ from embroute.engine.control import broadcast_text
 from embroute.engine.observe.gather import gather_from_workers
 from embroute.engine.optim import RowWiseAdagrad
 from embroute.kernels.array_types import F32
-from embroute.launch.rank import RankContext
+from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.models.layers import Samples
-from embroute.models.registry import ModelOptions, make_model
+from embroute.models.registry import make_model
 from embroute.nn.module_surgery import field_embeddings
 from embroute.nn.prepare import prepare
 from embroute.nn.prepared import Prepared
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchLoader:
-    """Batches of a source, from the start at every pass."""
+    """Batches of a source; every pass starts from the first."""
 
     source: Source
     run: RunFile
@@ -60,19 +60,13 @@ class BatchLoader:
         return islice(stream, run.steps or None)
 
 
-def schema_text(schema: Schema) -> str:
-    """A schema as JSON: ranks without the data must know the tables."""
-    return json.dumps(asdict(schema))
-
-
-def schema_from(text: str) -> Schema:
-    """The schema that `schema_text` wrote."""
-    given = json.loads(text)
+def schema_from(fields: dict[str, Any]) -> Schema:
+    """The inverse of `asdict`, after a way through JSON."""
     return Schema(
-        tuple(Table(**table) for table in given["tables"]),
-        tuple(Field(**field) for field in given["fields"]),
-        tuple(given["dense"]),
-        given["labelled"],
+        tuple(Table(**table) for table in fields["tables"]),
+        tuple(Field(**field) for field in fields["fields"]),
+        tuple(fields["dense"]),
+        fields["labelled"],
     )
 
 
@@ -81,18 +75,18 @@ class RunData:
     """The data as a rank knows it: only the coordinator reads samples."""
 
     schema: Schema
+    steps: int  # of the whole run; 0 if unknown
     train: BatchLoader | None = None
     held_out: BatchLoader | None = None
-    steps: int = 0  # of the whole run, where it is known
-    whole: Source | None = None
+    source: Source | None = None
 
 
 def open_run_data(run: RunFile, rank: RankContext) -> RunData:
-    """Open the data at the coordinator and tell the other ranks its schema."""
-    if rank.name != "coordinator":
-        told = json.loads(broadcast_text(rank.name, rank.peers, rank.control, ""))
-        return RunData(schema_from(told["schema"]), steps=told["steps"])
-    source = open_source(run.data, run.reading())
+    """Open the data at the coordinator, and send its schema to the other ranks."""
+    if rank.name != COORDINATOR:
+        facts = json.loads(broadcast_text(rank.name, rank.peers, rank.control, ""))
+        return RunData(schema_from(facts["schema"]), facts["steps"])
+    source = open_source(run.data, run.data_settings())
     if not source.schema.labelled:
         raise ValueError(
             f"--data {run.data}: training needs a label: name its column with --label, or use "
@@ -100,29 +94,34 @@ def open_run_data(run: RunFile, rank: RankContext) -> RunData:
         )
     train, held_out = split(source, run.held_out)
     size = run.batch * rank.num_workers
-    steps = _steps(train, run, size)
-    told = json.dumps({"schema": schema_text(source.schema), "steps": steps})
-    broadcast_text(rank.name, rank.peers, rank.control, told)
-    looked = None if held_out is None else BatchLoader(held_out, run, size, train=False)
-    return RunData(source.schema, BatchLoader(train, run, size, train=True), looked, steps, source)
+    steps = _num_steps(train, run, size)
+    facts = json.dumps({"schema": asdict(source.schema), "steps": steps})
+    broadcast_text(rank.name, rank.peers, rank.control, facts)
+    return RunData(
+        source.schema,
+        steps,
+        train=BatchLoader(train, run, size, train=True),
+        held_out=None if held_out is None else BatchLoader(held_out, run, size, train=False),
+        source=source,
+    )
 
 
-def _steps(source: Source, run: RunFile, size: int) -> int:
-    """Steps of the run, or 0 where only reading everything would tell."""
+def _num_steps(source: Source, run: RunFile, size: int) -> int:
+    """Steps of the run; 0 if the number of samples is unknown before the end of the data."""
     if source.num_samples is None:
         return run.steps
-    whole = run.epochs * -(-source.num_samples // size)
-    return min(run.steps, whole) if run.steps else whole
+    steps = run.epochs * -(-source.num_samples // size)
+    return min(run.steps, steps) if run.steps else steps
 
 
-def _tables(model: nn.Module) -> list[torch.Tensor]:
-    found = field_embeddings(model)
-    return [] if found is None else found.weights
+def _table_weights(model: nn.Module) -> list[torch.Tensor]:
+    embeddings = field_embeddings(model)
+    return [] if embeddings is None else embeddings.weights
 
 
 def row_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
-    """The torch optimizer whose row form updates the tables."""
-    weights = _tables(model)
+    """The torch optimizer of the tables; `prepare` replaces it by its row form."""
+    weights = _table_weights(model)
     if run.optimizer == "sgd":
         return torch.optim.SGD(weights, lr=run.lr)
     if run.optimizer == "adagrad":
@@ -133,20 +132,20 @@ def row_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def dense_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of everything else."""
+    """The optimizer of all parameters outside of the tables."""
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
     }
-    tables = {id(weight) for weight in _tables(model)}
+    tables = {id(weight) for weight in _table_weights(model)}
     dense = [parameter for parameter in model.parameters() if id(parameter) not in tables]
     return kinds[run.dense_optimizer](dense, lr=run.dense_lr)
 
 
 def settings_of(run: RunFile, data: RunData, folder: Path) -> Settings:
-    """What `prepare` is told."""
+    """The settings of a run for `prepare`."""
     settings = Settings(
         policy=run.policy,
         cache=parse_size("--cache", run.cache),
@@ -162,7 +161,8 @@ def settings_of(run: RunFile, data: RunData, folder: Path) -> Settings:
         checkpoint_every=run.checkpoint_every,
         keep=run.keep,
         resume=run.resume,
-        fall_back=run.restarts > 0 or attempt() > 0,  # nobody may be there to move it away
+        fall_back=run.restarts > 0
+        or attempt() > 0,  # after a restart nobody is there to move a damaged checkpoint away
     )
     if run.tables:
         settings["tables"] = Path(run.tables)
@@ -171,12 +171,12 @@ def settings_of(run: RunFile, data: RunData, folder: Path) -> Settings:
     return settings
 
 
-def scores_of(model: nn.Module, run: WorkerSession) -> tuple[F32, F32]:
+def _scores(model: nn.Module, session: WorkerSession) -> tuple[F32, F32]:
     """Scores and labels of this worker's held-out samples."""
     scores, labels = [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     model.eval()
     with torch.no_grad():
-        for samples in run.held_out():
+        for samples in session.held_out():
             assert isinstance(samples, Samples)
             scores.append(torch.sigmoid(model(samples)).float().cpu().numpy())
             labels.append(samples.label.float().cpu().numpy())
@@ -194,21 +194,18 @@ def metrics_of(scores: F32, labels: F32) -> dict[str, float]:
     return {"log_loss": float(loss), "auc": float(area)}
 
 
-def evaluate(model: nn.Module, run: WorkerSession) -> dict[str, float]:
-    """Metrics of the held-out samples of all workers; empty but at the first worker."""
-    scores, labels = scores_of(model, run)
-    every, known = gather_from_workers(run.rank, scores), gather_from_workers(run.rank, labels)
-    return metrics_of(np.concatenate(every), np.concatenate(known)) if every else {}
+def evaluate(model: nn.Module, session: WorkerSession) -> dict[str, float]:
+    """Metrics of all workers' held-out samples, at the first worker; elsewhere empty."""
+    scores, labels = (gather_from_workers(session.rank, part) for part in _scores(model, session))
+    return metrics_of(np.concatenate(scores), np.concatenate(labels)) if scores else {}
 
 
 def train_rank(run: RunFile, rank: RankContext, folder: Path, stop: threading.Event) -> Prepared:
     """This rank's part of a run; `stop` asks for a checkpoint and an early end."""
     torch.manual_seed(rank_seed(run.seed, rank.name))
     data = open_run_data(run, rank)
-    hidden = tuple(int(part) for part in run.hidden.split(",") if part)
-    options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
     torch.set_default_dtype(getattr(torch, run.dtype))
-    model = make_model(run.model, data.schema, dims(run.dim, data.schema), options)
+    model = make_model(run.model, data.schema, dims(run.dim, data.schema), run.model_options())
     optimizers = [row_optimizer_of(run, model), dense_optimizer_of(run, model)]
     schedules = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
     settings = settings_of(run, data, folder)
@@ -216,25 +213,32 @@ def train_rank(run: RunFile, rank: RankContext, folder: Path, stop: threading.Ev
     settings["stop"] = stop
     ready = prepare(model, optimizers, data.train or (), rank, **settings)
     if ready.session is not None:
-        loop = Loop(run, ready, optimizers, schedules)
+        loop = Loop(run, ready, ready.session, optimizers, schedules)
         loop.run_all(monitor_of(rank, folder, data.steps))
-    if isinstance(data.whole, FileSource) and data.whole.bad_rows:
-        print(data.whole.skipped, file=sys.stderr)
+    if isinstance(data.source, FileSource) and data.source.bad_rows:
+        print(data.source.skipped, file=sys.stderr)
     return ready
 
 
 def rank_seed(seed: int, name: str) -> int:
-    """The seed of a rank's own generator, for dropout say: another one on each rank."""
+    """The seed of a rank's torch generator; ranks differ, so that their dropout masks do."""
     return int(np.random.default_rng([seed, *name.encode()]).integers(2**63))
 
 
 def monitor_of(rank: RankContext, folder: Path, steps: int) -> RunMonitor | None:
-    """The first worker watches."""
+    """The run's monitor, at the first worker."""
     if rank.index:
         return None
     from embroute.train.metrics_log import RunMonitor
 
     return RunMonitor(folder, steps)
+
+
+def _warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """A learning rate that grows linearly over the first steps, then stays."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / steps) if steps else 1.0
+    )
 
 
 @dataclass(frozen=True)
@@ -243,29 +247,30 @@ class Loop:
 
     run: RunFile
     ready: Prepared
+    session: WorkerSession
     optimizers: list[torch.optim.Optimizer]
     schedules: list[torch.optim.lr_scheduler.LambdaLR]
 
-    def run_all(self, watch: RunMonitor | None) -> None:
-        """Every step, and the evaluations that are due."""
-        hold = self.ready.session
-        assert hold is not None
+    def run_all(self, monitor: RunMonitor | None) -> None:
+        """Train every step, and evaluate where it is due."""
+        session = self.session
         for samples in self.ready.loader:
             assert isinstance(samples, Samples)
             self._step(samples)
-            if watch is not None and not watch.steps:
-                self.run.write_copy(watch.folder)  # nothing stands in the way of the run any more
-            _watch_step(hold, watch)
-            if hold.evaluation_due:
-                _evaluate(self.ready.model, hold, watch)
-        if hold.final_evaluation:
-            _evaluate(self.ready.model, hold, watch)
-        if watch is not None and hold.drain_figures is not None:
-            watch.drained(hold.drain_figures)
-        if watch is not None and hold.current is not None:
-            watch.close(hold.current.step, self.run.policy, dict(hold.meter.seconds))
-        elif watch is not None:
-            watch.idle()
+            if monitor is not None:
+                self._report_step(monitor)
+            if session.evaluation_due:
+                self._evaluate(monitor)
+        if session.final_evaluation:
+            self._evaluate(monitor)
+        if monitor is None:
+            return
+        if session.drain_figures is not None:
+            monitor.drained(session.drain_figures)
+        if session.current is None:
+            monitor.idle()
+        else:
+            monitor.close(session.current.step, self.run.policy, dict(session.meter.seconds))
 
     def _step(self, samples: Samples) -> None:
         for optimizer in self.optimizers:
@@ -279,30 +284,22 @@ class Loop:
             optimizer.step()
             schedule.step()
 
+    def _report_step(self, monitor: RunMonitor) -> None:
+        step = self.session.current
+        assert step is not None
+        if not monitor.steps:
+            # After a first step, no check can refuse this run and leave its file behind.
+            self.run.write_copy(monitor.folder)
+        monitor.step(step.header, self.session.loss, step.figures)
 
-def _warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """A rate that grows over the first steps, then stays."""
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / steps) if steps else 1.0
-    )
-
-
-def _watch_step(hold: WorkerSession, watch: RunMonitor | None) -> None:
-    work = hold.current
-    if watch is not None and work is not None:
-        about = work.header
-        hits = (about.hits, about.touches)
-        watch.step(about.step, about.global_samples, hits, hold.loss, work.figures)
-
-
-def _evaluate(model: nn.Module, hold: WorkerSession, watch: RunMonitor | None) -> None:
-    metrics = evaluate(model, hold)
-    if watch is not None and hold.current is not None:
-        watch.evaluated(hold.current.step + 1, metrics)
+    def _evaluate(self, monitor: RunMonitor | None) -> None:
+        metrics = evaluate(self.ready.model, self.session)
+        if monitor is not None and self.session.current is not None:
+            monitor.evaluated(self.session.current.step + 1, metrics)
 
 
 def write_record(folder: Path, name: str, ready: Prepared) -> None:
-    """What a rank moved and where its time went, for the run's report."""
+    """Write a rank's traffic and times, for the run's report."""
     (folder / "ranks").mkdir(exist_ok=True)
     text = json.dumps(ready.meter.record())
     (folder / "ranks" / f"{name}.json").write_text(text + "\n")

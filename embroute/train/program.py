@@ -1,4 +1,4 @@
-"""A rank of a run: what it does with signals and errors."""
+"""The process of a rank: signals, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from embroute.train.run_file import read_run_file
 from embroute.transport.interface import LostPeerError
 from embroute.transport.job_store import FOLDER, attempt, new_run_id
 
-AGAIN_S = 1.0  # a launcher passes a terminal's Ctrl-C on, so that ranks see it twice at once
+AGAIN_S = 1.0  # within it, a second SIGINT is the launcher's copy of the terminal's Ctrl-C
 
 
 class SignalHandler:
-    """Signals: the coordinator ends the run for everyone, after a checkpoint.
+    """SIGTERM and Ctrl-C ask for a checkpoint and an early end, which the coordinator decides.
 
-    The others wait for it. Ctrl-C does the same; once more, or before the run has begun, it ends
-    the rank at once.
+    A second Ctrl-C, or one before the run has begun, ends the rank at once.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class SignalHandler:
         signal.signal(signal.SIGINT, self._interrupt)
 
     def begin(self) -> threading.Event:
-        """From now on there is something to save; returns what is set when the run is to end."""
+        """Handle signals gently from now on; returns the event that asks for the end."""
         self._begun = True
         signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
         return self.stop
@@ -52,7 +51,7 @@ class SignalHandler:
 
 
 def _locked(folder: Path, rank: RankContext) -> AbstractContextManager[object]:
-    """The run's folder for this run alone; our own launcher has it already."""
+    """Lock the run's folder at the coordinator, unless `embroute train` has locked it already."""
     if FOLDER in os.environ or rank.name != COORDINATOR:
         return nullcontext()
     return FolderLock("--out", folder, new_run_id())
@@ -63,16 +62,16 @@ def _locked(folder: Path, rank: RankContext) -> AbstractContextManager[object]:
 @click.option("--node-name", "node", default="", help="This machine in the run file [its host].")
 def rank_main(run_file: Path, node: str) -> None:
     """Take part in the run that a file describes; started by torchrun or embroute train."""
-    name, heed = "a rank", SignalHandler()
+    name, signals = "a rank", SignalHandler()
     try:
         run = read_run_file(run_file)
         if attempt():
             run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
-        with connect(run.layout(), node, run.peer_timeout) as rank, _locked(folder, rank):
+        with connect(run.topology(), node, run.peer_timeout) as rank, _locked(folder, rank):
             name = rank.name
-            ready = train_rank(run, rank, folder, heed.begin())
+            ready = train_rank(run, rank, folder, signals.begin())
             write_record(folder, name, ready)
     except ValueError as error:
         exit_with_reason(name, str(error), BAD_INPUT)

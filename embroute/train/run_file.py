@@ -1,4 +1,4 @@
-"""A run as a YAML file: what to train, on what, how, and which rank sits where."""
+"""A run as a YAML file: data, model, policy, optimizers, ranks and their nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embroute.config.spec import (
 from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.open import DataOptions, option_name
 from embroute.launch.rank import RankTopology, on_one_node
-from embroute.models.registry import MODELS
+from embroute.models.registry import MODELS, ModelOptions
 from embroute.nn.job import assumed_cluster, trainable_policy
 from embroute.planner.row_store import row_store_of
 from embroute.policies.catalog import DEFAULT_POLICY
@@ -34,7 +34,7 @@ DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 
 @dataclass(frozen=True)
 class RunFile:
-    """Everything a run depends on; the defaults are those of the command line."""
+    """All options of a run; the defaults are those of the command line."""
 
     data: str = "online-retail(negatives=1)"
     data_options: Mapping[str, object] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class RunFile:
             got = shown(self.held_out)
             raise ValueError(f"--held-out must be at least 0 and below 1, got {got}")
         parse_path("--out", self.out)
-        self.reading()
+        self.data_settings()
         _widths("--hidden", self.hidden, self.hidden.split(",") if self.hidden else [])
         _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
         parse_size("--cache", self.cache)
@@ -103,28 +103,29 @@ class RunFile:
                 f"--quotas needs {workers} shares, one a worker and not all 0, got {self.quotas!r}"
             )
 
-    def layout(self) -> RankTopology:
-        """Who sits where; without `nodes` everyone on one machine."""
+    def topology(self) -> RankTopology:
+        """The ranks of each node; without `nodes`, all ranks on one node."""
         if not self.nodes:
             return on_one_node(self.workers, self.shards)
-        found = {}
+        nodes = {}
         for node, ranks in self.nodes.items():
             if not isinstance(ranks, list):
                 raise ValueError(f"nodes: {node}: expected a list of ranks, got {shown(ranks)}")
-            found[str(node)] = [str(rank) for rank in ranks]
-        return RankTopology(found)
+            nodes[str(node)] = [str(rank) for rank in ranks]
+        return RankTopology(nodes)
 
     def cluster(self) -> Cluster:
-        """What the policy knows of the network."""
-        layout = self.layout()
+        """The network as the policy knows it."""
+        topology = self.topology()
+        workers, shards = topology.num_workers, topology.num_shards
         if not self.network:
-            policy, homes = trainable_policy(self.policy), layout.num_homes
-            return assumed_cluster(policy, layout.num_workers, layout.num_shards, homes)
+            policy = trainable_policy(self.policy)
+            return assumed_cluster(policy, workers, shards, topology.num_homes)
         cluster = open_cluster(self.network)
-        if (cluster.num_workers, cluster.num_shards) != (layout.num_workers, layout.num_shards):
+        if (cluster.num_workers, cluster.num_shards) != (workers, shards):
             raise ValueError(
                 f"--network {self.network} has {cluster.num_workers} workers and "
-                f"{cluster.num_shards} shards, the job {layout.num_workers} and {layout.num_shards}"
+                f"{cluster.num_shards} shards, the job {workers} and {shards}"
             )
         return cluster
 
@@ -132,8 +133,13 @@ class RunFile:
         """Relative quotas of the workers."""
         return parse_quotas(self.quotas)
 
-    def reading(self) -> DataOptions:
-        """How data files are read."""
+    def model_options(self) -> ModelOptions:
+        """The model's options; its tables hold no rows, because the shards do."""
+        hidden = tuple(int(width) for width in self.hidden.split(",") if width)
+        return ModelOptions(hidden, mode=self.pooling, seed=self.seed, table_device="meta")
+
+    def data_settings(self) -> DataOptions:
+        """The options for reading data files."""
         known = DataOptions.__dataclass_fields__
         unknown = sorted(set(map(str, self.data_options)) - set(known))
         if unknown:
@@ -150,7 +156,7 @@ class RunFile:
             raise ValueError(f"data_options: {error}") from None
 
     def write(self, path: Path) -> None:
-        """Save as YAML, without what has its default."""
+        """Write the options that differ from their defaults, as YAML."""
         values = {
             entry.name: getattr(self, entry.name)
             for entry in fields(self)
@@ -159,21 +165,21 @@ class RunFile:
         path.write_text(yaml.safe_dump(_plain(values), sort_keys=False))
 
     def write_copy(self, folder: Path) -> None:
-        """Save it into the run's folder, unless it is there already, perhaps with comments."""
+        """Write the run file into the run's folder, unless an equal one is there already."""
         path = folder / RUN_FILE
         if path.is_file():
             try:
                 known = read_run_file(path)
             except ValueError:
-                known = None  # of another version, say
+                known = None  # written by another version, for example
             if known is not None and replace(known, resume=self.resume, out=self.out) == self:
                 return
-        # That it was resumed once is no part of the run: the next one must ask for it itself.
+        # The copy does not resume: a user must ask for that again.
         replace(self, resume=False).write(path)
 
 
 def _as_option(value: object, kind: str) -> object:
-    """A value of YAML as a data option has it: names of columns may be numbers, or one text."""
+    """A YAML value as a data option: columns may be numbers, or names joined by commas."""
     if kind.startswith("tuple"):
         listed = value.split(",") if isinstance(value, str) else value
         if isinstance(listed, list | tuple):
@@ -183,7 +189,6 @@ def _as_option(value: object, kind: str) -> object:
 
 
 def _widths(option: str, text: str, parts: list[str]) -> None:
-    """Refuse what is no list of widths; what it means depends on the data."""
     for part in parts:
         try:
             parse_int(option, part, 1, LARGEST_WIDTH)
@@ -204,7 +209,7 @@ def _default(name: str) -> object:
 
 
 def _plain(value: object) -> object:
-    """What YAML can write: lists for tuples, plain dicts for mappings."""
+    """A value of lists and dicts only, which YAML can write."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -222,13 +227,13 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def read_run_file(path: Path) -> RunFile:
-    """A run file, every key and type checked."""
-    given = load_yaml(path)
-    if not isinstance(given, dict):
-        raise ValueError(f"{path}: expected keys and values, got {shown(given)}")
+    """Read a run file, and check every key and type."""
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected keys and values, got {shown(content)}")
     known = {entry.name: str(entry.type) for entry in fields(RunFile)}
     values = {}
-    for key, value in given.items():
+    for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in known:
             raise ValueError(f"{path}: unknown key {shown(key)} (known: {', '.join(known)})")

@@ -1,4 +1,4 @@
-"""Scores of samples from a run's checkpoint, in one process."""
+"""Scores of samples by the model of a run's checkpoint, in one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embroute.engine.optim import RowOptimizer
 from embroute.engine.sharding import RowSharding
 from embroute.engine.store import RecordWidths, ShardStore
 from embroute.kernels.array_types import F32
-from embroute.models.registry import ModelOptions, make_model, table_widths
+from embroute.models.registry import make_model, table_widths
 from embroute.nn.embedding import LookupContext, StepLookups
 from embroute.nn.module_surgery import field_embeddings, replace_fields
 from embroute.planner.setup import Setup, dims
@@ -33,29 +33,29 @@ DATA_PARTS = ("held-out", "all")
 
 
 class ScoreRequest(NamedTuple):
-    """Which samples to score."""
+    """The samples to score."""
 
-    data: str = ""  # other data than the run's own
-    part: str = DATA_PARTS[0]  # of the run's own
-    unlabelled: bool = False  # whether other data has no label
+    data: str = ""  # empty for the data of the run
+    part: str = DATA_PARTS[0]  # of the data of the run
+    unlabelled: bool = False  # whether `data` has no label
 
 
-def samples_to_score(run: RunFile, wanted: ScoreRequest) -> Source:
-    """The run's held-out samples, all of its samples, or other data whose ids mean the same."""
-    data, part, reading = wanted.data, wanted.part, run.reading()
-    if wanted.unlabelled and not data:
+def samples_to_score(run: RunFile, request: ScoreRequest) -> Source:
+    """The run's held-out samples, all of its samples, or other data with the same ids."""
+    data, options = request.data, run.data_settings()
+    if request.unlabelled and not data:
         raise ValueError("--unlabelled is about --data; the run's own data has a label")
-    if data and (data != run.data or wanted.unlabelled):
+    if data and (data != run.data or request.unlabelled):
         in_files = run.data.partition("(")[0] not in built_in_names()
-        if in_files and reading.ids != "hash":
+        if in_files and options.ids != "hash":
             raise ValueError(
                 f"--data {data}: this run numbered ids as they appear in {run.data}, other files "
                 f"would number them otherwise; train with --ids hash to score them"
             )
-        return open_source(data, replace(reading, label=None) if wanted.unlabelled else reading)
-    source = open_source(run.data, reading)
+        return open_source(data, replace(options, label=None) if request.unlabelled else options)
+    source = open_source(run.data, options)
     held_out = split(source, run.held_out)[1]
-    return held_out if part == "held-out" and held_out is not None else source
+    return held_out if request.part == "held-out" and held_out is not None else source
 
 
 @dataclass(frozen=True)
@@ -72,65 +72,59 @@ class Scorer:
         """Probabilities of the samples of a batch."""
         rows = np.maximum(batch.rows, 0)
         local = self.sharding.local(rows).astype(np.int32)
+        # The one shard holds all rows: every look-up is a touch of its own, read in place.
         touch = np.where(batch.rows < 0, -1, np.arange(len(rows))).astype(np.int32)
-        arenas = len(self.store.records)
-        self.lookup_context.begin(
-            StepLookups(
-                self.store.records,
-                [local] * arenas,
-                touch,
-                batch.offsets,
-                batch.num_fields,
-                len(batch),
-                [],
-            )
+        lookups = StepLookups(
+            records_A=self.store.records,
+            slot_AT=[local] * len(self.store.records),
+            touch_L=touch,
+            offsets=batch.offsets,
+            num_fields=batch.num_fields,
+            num_samples=len(batch),
+            ids=[],
         )
-        dealt = MicroBatch(
-            len(batch), batch.dense, batch.label, batch.offsets, np.empty(0, np.int64)
-        )
+        self.lookup_context.begin(lookups)
+        no_ids = np.empty(0, np.int64)
+        samples = MicroBatch(len(batch), batch.dense, batch.label, batch.offsets, no_ids)
         with torch.no_grad():
-            found: F32 = (
-                torch.sigmoid(self.model(self.adapter.to_user_batch(dealt))).float().numpy()
-            )
-        return found
+            logits = self.model(self.adapter.to_user_batch(samples))
+            scores: F32 = torch.sigmoid(logits).float().numpy()
+        return scores
 
 
 def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
     """The model of a run's newest checkpoint."""
     path = find_checkpoint(folder / CHECKPOINTS)
     manifest = read_manifest(path)
-    schema = source.schema
+    schema, dtype = source.schema, getattr(torch, run.dtype)
     dim = dims(run.dim, schema)
-    hidden = tuple(int(part) for part in run.hidden.split(",") if part)
-    options = ModelOptions(hidden, mode=run.pooling, seed=run.seed, table_device="meta")
-    model = make_model(run.model, schema, dim, options).to(getattr(torch, run.dtype))
+    model = make_model(run.model, schema, dim, run.model_options()).to(dtype)
     plain = field_embeddings(model)
     assert plain is not None
     saved = manifest.identity
     betas = (saved.settings.get("beta1", 0.9), saved.settings.get("beta2", 0.999))
-    others = {name: saved.settings[name] for name in ("eps", "decay") if name in saved.settings}
-    optimizer = RowOptimizer(saved.optimizer, 0.0, betas=betas, **others)
+    options = {name: saved.settings[name] for name in ("eps", "decay") if name in saved.settings}
+    optimizer = RowOptimizer(saved.optimizer, 0.0, betas=betas, **options)
     widths = table_widths(run.model, schema, dim)
     sharding = RowSharding(Setup(schema, uniform_cluster(1, 1), widths, optimizer=saved.optimizer))
-    arena_of = tuple(sharding.setup.arenas.index(width) for width in widths)
-    lookup_context = LookupContext(sharding.setup.arenas, arena_of)
+    arenas = sharding.setup.arenas
+    lookup_context = LookupContext(arenas, tuple(arenas.index(width) for width in widths))
     replace_fields(model, plain, lookup_context)
     check_identity(saved, identity_of(sharding, optimizer, run.dtype, model.state_dict()), path)
     store = ShardStore(0, sharding, RecordWidths(sharding, optimizer, run.dtype), optimizer)
     load_shard(path, store, sharding, 0)
     load_model(path, model.state_dict())
-    adapter = SampleAdapter(schema, getattr(torch, run.dtype))
-    return Scorer(model.eval(), adapter, lookup_context, store, sharding)
+    return Scorer(model.eval(), SampleAdapter(schema, dtype), lookup_context, store, sharding)
 
 
-def predictions(folder: Path, wanted: ScoreRequest, size: int) -> Iterator[tuple[F32, F32]]:
-    """Scores, and labels where the data has them, batch by batch in the order of the data."""
-    if wanted.part not in DATA_PARTS:
-        raise ValueError(f"--part must be one of {', '.join(DATA_PARTS)}, got {wanted.part!r}")
+def predictions(folder: Path, request: ScoreRequest, size: int) -> Iterator[tuple[F32, F32]]:
+    """Scores and labels by batch, in the order of the data; data without labels has empty ones."""
+    if request.part not in DATA_PARTS:
+        raise ValueError(f"--part must be one of {', '.join(DATA_PARTS)}, got {request.part!r}")
     if not (folder / RUN_FILE).is_file():
         raise ValueError(f"{folder}: no {RUN_FILE} here; give the folder of a run")
     run = replace(read_run_file(folder / RUN_FILE), out=str(folder))
-    source = samples_to_score(run, wanted)
+    source = samples_to_score(run, request)
     scorer = load_scorer(run, folder, source)
     for batch in batches(source, size):
         yield scorer.score(batch), batch.label

@@ -192,7 +192,7 @@ def test_run_file_columns_may_be_text_or_numbers(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("data_options: {label: 0, categorical: 'user,item', dense: [1, x]}\n")
     options = DataOptions(label="0", categorical=("user", "item"), dense=("1", "x"))
-    assert read_run_file(path).reading() == options
+    assert read_run_file(path).data_settings() == options
 
 
 @pytest.mark.parametrize(
