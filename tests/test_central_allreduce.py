@@ -13,12 +13,12 @@ import torch
 from embroute.config.cluster import Worker, star_cluster
 from embroute.config.cluster_file import open_cluster
 from embroute.cost.step_time import link_bytes, reduces_at_shard
+from embroute.launch.in_process import InProcessChannel, InProcessNetwork
 from embroute.planner.plan import traffic
 from embroute.planner.plan_stream import plans, start
 from embroute.policies.catalog import make_policy
 from embroute.simulate.simulation import Workload
 from embroute.transport.allreduce import CentralAllReduce, can_reduce, serve_allreduce
-from embroute.transport.inproc import InProcessChannel, InProcessNetwork
 from tests.test_embroute_policy import job
 
 CENTRE = "shard0"

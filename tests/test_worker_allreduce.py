@@ -14,7 +14,12 @@ import pytest
 import torch
 
 from embroute.transport import allreduce
-from embroute.transport.allreduce import FEW_BYTES, WorkerAllReduce, allreduce_links, open_allreduce
+from embroute.transport.allreduce import (
+    FEW_WORKERS,
+    WorkerAllReduce,
+    allreduce_links,
+    open_allreduce,
+)
 from embroute.transport.interface import LostPeerError
 from embroute.transport.sockets import SocketChannel
 
@@ -72,7 +77,7 @@ SIZES = [0, 1, 5, 1000, 1024, 5000, 3] * 20
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-@pytest.mark.parametrize("workers", [2, 3, FEW_BYTES, FEW_BYTES + 1, 8])
+@pytest.mark.parametrize("workers", [2, 3, FEW_WORKERS, FEW_WORKERS + 1, 8])
 def test_shared_memory_all_reduce_adds_in_worker_order(
     workers: int, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,14 +1,12 @@
 """Sums over workers: in shared memory, round a ring, or at the first shard.
 
-A ring passes every slow link several times, one after the other, and each time behind whatever else
-is on it. Here a worker's part leaves as soon as it is there, while others still compute, and the
-sum goes to all of them at once. `cost.sums_by_shard` says for which sizes that is better.
+A ring passes every slow link several times in a row, each time behind the link's other traffic. At
+the first shard, a worker's addend leaves as soon as it is ready, while others still compute, and
+the sum goes to all workers at once. `cost.step_time.reduces_at_shard` says which of them is better.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -17,24 +15,30 @@ import numpy as np
 import torch
 
 from embroute.kernels.array_types import I64, U8
-from embroute.transport.bootstrap import MEMORY_APART, MEMORY_SHARED, receive_memory
 from embroute.transport.interface import Channel, LostPeerError, Message, Work
+from embroute.transport.shm import (
+    MEMORY_APART,
+    create_memory,
+    map_memory,
+    receive_memory,
+    send_memory,
+)
 from embroute.transport.sockets import SocketChannel
 
 REDUCIBLE_DTYPES = (torch.float32, torch.float64)
-# What a worker says before its part: how many numbers follow and are awaited, and of how many bytes
-# each. A worker that has nothing to add sends no part; one that leaves says so.
+# The header before an addend: how many numbers follow, how many the worker awaits, and the bytes of
+# each. A worker with nothing to add sends a header only; one that leaves sends GONE.
 SENT, AWAITED, WIDTH = range(3)
 GONE = -1
 
 
 def can_reduce(flat: torch.Tensor) -> bool:
-    """Whether a tensor is one whose numbers the centre can add."""
+    """Whether the centre can add up tensors of this kind."""
     return flat.device.type == "cpu" and flat.dtype in REDUCIBLE_DTYPES
 
 
 class CentralAllReduce:
-    """A worker's end. One thread only."""
+    """A worker's end of the sums at the first shard. One thread only."""
 
     def __init__(self, channel: Channel, centre: str) -> None:
         self.channel, self.centre = channel, centre
@@ -42,71 +46,76 @@ class CentralAllReduce:
     def sum(self, flat: torch.Tensor, adds: bool = True) -> None:
         """Replace by the sum over the workers that add something, taken in their order."""
         count = len(flat)
-        head = np.array([count if adds else 0, count, flat.itemsize], np.int64)
+        header = np.array([count if adds else 0, count, flat.itemsize], np.int64)
         data: U8 = flat.numpy().view(np.uint8)
-        part = [(self.centre, data)] if adds else []
-        self.channel.exchange([(self.centre, head.view(np.uint8)), *part], [])
+        addend = [(self.centre, data)] if adds else []
+        # Everything must have left before the sum may overwrite the addend: hence two exchanges.
+        self.channel.exchange([(self.centre, header.view(np.uint8)), *addend], [])
         self.channel.exchange([], [(self.centre, data)])
 
     def leave(self) -> None:
-        """No more sums."""
+        """Tell the centre that this worker asks for no more sums."""
         self.channel.exchange([(self.centre, np.array([GONE, 0, 0], np.int64).view(np.uint8))], [])
 
 
 def serve_allreduce(channel: Channel, workers: Sequence[str]) -> None:
-    """The centre's end: sums as they are asked for, until all workers have left."""
-    head_W = np.zeros((len(workers), 3), np.int64)
+    """The centre's end: add up as workers ask, until all of them have left."""
+    header_W3 = np.zeros((len(workers), 3), np.int64)
     while True:
         try:
-            heads = (head.view(np.uint8) for head in head_W)
-            channel.exchange([], list(zip(workers, heads, strict=True)))
-            if (head_W[:, SENT] == GONE).all():
+            headers = (header.view(np.uint8) for header in header_W3)
+            channel.exchange([], list(zip(workers, headers, strict=True)))
+            if (header_W3[:, SENT] == GONE).all():
                 return
-            _reduce_once(channel, workers, head_W)
+            _reduce_once(channel, workers, header_W3)
         except LostPeerError:
-            return  # whoever is lost is missed elsewhere
+            return  # the thread that moves rows reports the lost worker
 
 
-def _reduce_once(channel: Channel, workers: Sequence[str], head_W: I64) -> None:
-    """One sum."""
-    asked = {tuple(head) for head in head_W[:, AWAITED:].tolist()}
-    sent = set(head_W[:, SENT].tolist()) - {0}
-    count, width = asked.pop()
-    if asked or sent - {count}:
-        raise RuntimeError(f"workers add up different things: {head_W.tolist()}")
-    own = [w for w, head in zip(workers, head_W, strict=True) if head[SENT]]
-    parts = [np.zeros(count, f"f{width}") for _ in own or workers[:1]]
-    channel.exchange([], [(w, part.view(np.uint8)) for w, part in zip(own, parts, strict=False)])
-    total = parts[0]
-    for part in parts[1:]:
-        total += part
+def _reduce_once(channel: Channel, workers: Sequence[str], header_W3: I64) -> None:
+    awaited = {tuple(header) for header in header_W3[:, AWAITED:].tolist()}
+    sent = set(header_W3[:, SENT].tolist()) - {0}
+    count, width = awaited.pop()
+    if awaited or sent - {count}:
+        raise RuntimeError(f"workers add up different things: {header_W3.tolist()}")
+    senders = [w for w, header in zip(workers, header_W3, strict=True) if header[SENT]]
+    if senders:
+        addends = [np.empty(count, f"f{width}") for _ in senders]
+        channel.exchange([], list(zip(senders, (a.view(np.uint8) for a in addends), strict=True)))
+    else:
+        addends = [np.zeros(count, f"f{width}")]
+    total = addends[0]
+    for addend in addends[1:]:
+        total += addend
     channel.exchange([(w, total.view(np.uint8)) for w in workers], [])
 
 
-FEW_BYTES = 4  # workers: each of them reads all addends whole, which many should not
-REDUCE_BYTES = 1 << 22  # of an addend that is summed at once
-TURNS = 2  # an addend may be written while someone still reads the one before
+# Up to so many workers, each adds up everything by itself; with more, each adds up a share, which
+# costs a second meeting but reads every addend once.
+FEW_WORKERS = 4
+REDUCE_BYTES = 1 << 22  # of an addend that one turn adds up
+TURNS = 2  # a worker may write its next addend while another still reads the one before
 
 
 class ReduceStrategy(Protocol):
     """A way to add up over the workers."""
 
-    in_memory: bool  # whether no message carries addends
+    in_memory: bool  # whether addends use no link
 
     def add(self, flat: torch.Tensor) -> None:
-        """Replace by the sum over the workers; a tensor of the CPU."""
+        """Replace a tensor in the CPU's memory by the sum over the workers."""
 
 
 class WorkerAllReduce:
-    """The connections between workers: messages, and sums. One thread only."""
+    """The connections between workers: messages and sums. One thread only."""
 
-    def __init__(self, channel: SocketChannel, adder: ReduceStrategy) -> None:
-        self._channel, self._adder = channel, adder
+    def __init__(self, channel: SocketChannel, strategy: ReduceStrategy) -> None:
+        self._channel, self._strategy = channel, strategy
 
     @property
     def in_memory(self) -> bool:
         """Whether sums use no link."""
-        return self._adder.in_memory
+        return self._strategy.in_memory
 
     def submit(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Begin to send and receive."""
@@ -128,87 +137,94 @@ class WorkerAllReduce:
     def sum(self, flat: torch.Tensor) -> None:
         """Replace by the sum over the workers."""
         if flat.device.type == "cpu":
-            self._adder.add(flat)
+            self._strategy.add(flat)
         else:
             staged = flat.cpu()
-            self._adder.add(staged)
+            self._strategy.add(staged)
             flat.copy_(staged)
 
 
 class SharedMemoryReduce:
-    """Sums through memory, taken in the order of workers."""
+    """Sums through shared memory, added up in the order of workers."""
 
     in_memory = True
 
-    def __init__(self, near: SocketChannel, index: int, memory: torch.Tensor) -> None:
-        self._near, self._index = near, index
-        self._slab_TWB = memory.view(TURNS, -1, REDUCE_BYTES)
+    def __init__(self, channel: SocketChannel, index: int, memory: torch.Tensor) -> None:
+        self._channel, self._index = channel, index
+        self._addends_TWB = memory.view(TURNS, -1, REDUCE_BYTES)  # turns x workers x bytes
         self._turn = 0
 
     def add(self, flat: torch.Tensor) -> None:
         """Replace by the sum over the workers."""
         for piece in torch.split(flat, REDUCE_BYTES // flat.itemsize):
-            # Who is in the next turn has all addends of this one, and everyone has read the last.
-            slab_WB = self._slab_TWB[self._turn]
+            # A worker that reaches the next turn has met all others in this one. So all of them
+            # have finished reading the turn before, whose memory the next turn overwrites.
+            addends_WB = self._addends_TWB[self._turn]
             self._turn = (self._turn + 1) % TURNS
-            addends = [ring[: piece.nbytes].view(piece.dtype) for ring in slab_WB]
+            addends = [memory[: piece.nbytes].view(piece.dtype) for memory in addends_WB]
             addends[self._index].copy_(piece)
             self._meet()
-            if len(addends) <= FEW_BYTES:
+            if len(addends) <= FEW_WORKERS:
                 _sum_in_order(addends, piece)
             else:
                 self._add_by_share(addends, piece)
 
     def _add_by_share(self, addends: Sequence[torch.Tensor], piece: torch.Tensor) -> None:
-        """Each worker adds up a share of the numbers, and writes it where nobody else reads."""
-        shares = [addend.tensor_split(len(addends)) for addend in addends]
-        mine = [share[self._index] for share in shares]
-        total = torch.empty_like(mine[0])
-        _sum_in_order(mine, total)
-        mine[self._index].copy_(total)
+        """Each worker adds up its share, and writes it over its own addend of that share.
+
+        No other worker reads that place before the second meeting.
+        """
+        share_of = [addend.tensor_split(len(addends)) for addend in addends]
+        share = [shares[self._index] for shares in share_of]
+        total = torch.empty_like(share[0])
+        _sum_in_order(share, total)
+        share[self._index].copy_(total)
         self._meet()
-        torch.cat([share[worker] for worker, share in enumerate(shares)], out=piece)
+        torch.cat([shares[worker] for worker, shares in enumerate(share_of)], out=piece)
 
     def _meet(self) -> None:
         """Tell the others that this worker has written, and wait until all of them have."""
-        names = self._near.names
-        written, seen = np.ones(1, np.uint8), np.empty((len(names), 1), np.uint8)
-        sends = [(name, written) for name in names]
-        self._near.exchange(sends, list(zip(names, seen, strict=True)))
+        names = self._channel.names
+        flag, flags = np.ones(1, np.uint8), np.empty((len(names), 1), np.uint8)
+        sends = [(name, flag) for name in names]
+        self._channel.exchange(sends, list(zip(names, flags, strict=True)))
 
 
 def _sum_in_order(addends: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """The sum in the order of workers."""
+    """The order of workers is the same everywhere, so every worker gets the same bits."""
     torch.add(addends[0], addends[1], out=out)
     for addend in addends[2:]:
         out += addend
 
 
 class RingReduce:
-    """Sums round a ring: every worker has the same, to the last bit."""
+    """Sums round a ring: every worker gets the same sum, to the last bit."""
 
     in_memory = False
 
     def __init__(self, channel: SocketChannel, index: int, workers: Sequence[str]) -> None:
         self._channel, self._index, self._count = channel, index, len(workers)
-        self._before, self._after = workers[index - 1], workers[(index + 1) % len(workers)]
+        self._previous, self._next = workers[index - 1], workers[(index + 1) % len(workers)]
 
     def add(self, flat: torch.Tensor) -> None:
         """Replace by the sum over the workers."""
         pieces = flat.tensor_split(self._count)
-        arrived = torch.empty_like(pieces[0])  # the largest
+        arrived = torch.empty_like(pieces[0])  # the largest piece
+        # Reduce-scatter: after the last turn, piece (index + 1) is complete at this worker.
         for turn in range(self._count - 1):
-            mine = pieces[(self._index - turn) % self._count]
-            goal = pieces[(self._index - turn - 1) % self._count]
-            self._pass_on(mine, arrived[: len(goal)])
-            goal += arrived[: len(goal)]
+            outgoing = pieces[(self._index - turn) % self._count]
+            target = pieces[(self._index - turn - 1) % self._count]
+            self._pass_on(outgoing, arrived[: len(target)])
+            target += arrived[: len(target)]
+        # All-gather: complete pieces go round and replace the others.
         for turn in range(self._count - 1):
-            mine = pieces[(self._index + 1 - turn) % self._count]
-            self._pass_on(mine, pieces[(self._index - turn) % self._count])
+            outgoing = pieces[(self._index + 1 - turn) % self._count]
+            self._pass_on(outgoing, pieces[(self._index - turn) % self._count])
 
-    def _pass_on(self, mine: torch.Tensor, goal: torch.Tensor) -> None:
-        sends = [(self._after, _bytes(mine))] if len(mine) else []
-        self._channel.exchange(sends, [(self._before, _bytes(goal))] if len(goal) else [])
+    def _pass_on(self, outgoing: torch.Tensor, target: torch.Tensor) -> None:
+        sends = [(self._next, _bytes(outgoing))] if len(outgoing) else []
+        receives = [(self._previous, _bytes(target))] if len(target) else []
+        self._channel.exchange(sends, receives)
 
 
 def _bytes(tensor: torch.Tensor) -> U8:
@@ -221,19 +237,21 @@ def open_allreduce(
 ) -> WorkerAllReduce:
     """Sums through memory if all workers are on one host, else round a ring.
 
-    The first worker knows: it has a connection to each of the others.
+    The first worker decides: it has a connection to each of the others.
     """
-    memory = None
+    file = None
     if workers > 1:
-        memory = _offer(channel) if index == 0 else _offered(channel, timeout_s)
-    if memory is not None:
+        first = index == 0
+        file = _offer(channel) if first else receive_memory(channel, "worker0", timeout_s)
+    if file is not None:
+        memory = torch.from_numpy(map_memory(file))
         return WorkerAllReduce(channel, SharedMemoryReduce(channel, index, memory))
     names = [f"worker{worker}" for worker in range(workers)]
     return WorkerAllReduce(channel, RingReduce(channel, index, names))
 
 
 def allreduce_links(workers: Sequence[str], on_one_node: bool) -> list[tuple[str, str]]:
-    """Who connects to whom: all to all in memory, else the neighbours and the first."""
+    """Pairs of workers to connect: all pairs for memory, else neighbours and the first worker."""
     count = len(workers)
     return [
         (workers[low], workers[high])
@@ -250,27 +268,13 @@ def is_same_host(channel: Channel) -> bool:
     )
 
 
-def _offer(near: SocketChannel) -> torch.Tensor | None:
-    """Memory for all workers, or a word that there is none."""
-    if not is_same_host(near):
-        for sock in near.sockets:
+def _offer(channel: SocketChannel) -> int | None:
+    """Send memory to all workers, or a byte that says there is none."""
+    if not is_same_host(channel):
+        for sock in channel.sockets:
             sock.send(MEMORY_APART)
         return None
-    file = os.memfd_create("embroute-sums")
-    os.ftruncate(file, TURNS * (len(near.sockets) + 1) * REDUCE_BYTES)
-    for sock in near.sockets:
-        socket.send_fds(sock, [MEMORY_SHARED], [file])
-    return _mapped(file)
-
-
-def _offered(near: SocketChannel, timeout_s: float) -> torch.Tensor | None:
-    """What the first worker offers."""
-    file = receive_memory(near, "worker0", timeout_s)
-    return None if file is None else _mapped(file)
-
-
-def _mapped(file: int) -> torch.Tensor:
-    """A file's memory, for as long as somebody has it."""
-    memory = torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
-    os.close(file)
-    return memory
+    file = create_memory("embroute-sums", TURNS * (len(channel.names) + 1) * REDUCE_BYTES)
+    for name in channel.names:
+        send_memory(channel, name, file)
+    return file

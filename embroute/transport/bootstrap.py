@@ -1,9 +1,8 @@
 """Connections between ranks: each listener publishes its addresses in the job's store.
 
-A listener accepts callers that know the job's secret (handshake.py). Ranks of one host meet at a
-socket in a private folder, which takes half of the time a network's protocol does; the others try
-each address of the listener, since what a machine calls itself is not always what others reach it
-by.
+A listener accepts callers that know the job's secret (handshake.py). Ranks of one host connect by a
+Unix socket in a private folder, which takes half of TCP's time. Other ranks try every address of
+the listener: the address by which a machine knows itself may not be the one that others can reach.
 """
 
 from __future__ import annotations
@@ -20,44 +19,40 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Self
 
-from embroute.transport.handshake import (
-    REPLY_BYTES,
-    CallerHandshake,
-    HandshakeError,
-    ListenerHandshake,
-)
+from embroute.transport import handshake
+from embroute.transport.handshake import CallerHandshake, HandshakeError, ListenerHandshake
 from embroute.transport.interface import LostPeerError
 from embroute.transport.job_store import JobStore, job_secret, on_one_machine, scratch_folder
 from embroute.transport.sockets import SocketChannel
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  # as for torch's own connections
 ACCEPTED = b"\x01"
-TRY_S = 5.0  # for one address, and for a caller to prove itself
-VISITORS = 256  # callers that have not proved themselves; the oldest makes room
-LOCAL_BYTES = 1 << 20  # on their way within a host; more than the system's habit
-_SIOCGIFADDR = 0x8915
-Address = str | tuple[str, int]  # a path, or a place in a network
+ATTEMPT_S = 5.0  # to try one address, and for a caller to prove itself
+MAX_UNPROVEN = 256  # callers that have not proved themselves; a newer one replaces the oldest
+LOCAL_BUFFER_BYTES = 1 << 20  # of a Unix socket: larger than Linux's default
+_SIOCGIFADDR = 0x8915  # ioctl: the IPv4 address of an interface
+Address = str | tuple[str, int]  # a path, or an IP address and a port
 
 
 def _interface_address(name: str) -> str:
-    """The address of a network interface."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            packed = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+            packed = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
         except OSError as error:
             raise ValueError(
                 f"{INTERFACE}={name}: no such interface with an IPv4 address ({error.strerror})"
             ) from None
-    return socket.inet_ntoa(packed[20:24])
+    return socket.inet_ntoa(packed[20:24])  # sin_addr of the struct ifreq
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to another; nothing is sent."""
-    family, kind, _, _, goal = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as asked:
-        asked.connect(goal)
-        return str(asked.getsockname()[0])
+    """This machine's address on the route to another; connecting a UDP socket sends nothing."""
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as sock:
+        sock.connect(target)
+        return str(sock.getsockname()[0])
 
 
 def local_addresses() -> list[str]:
@@ -74,38 +69,38 @@ def local_addresses() -> list[str]:
     with suppress(OSError):
         candidates.append(socket.gethostbyname(socket.gethostname()))
     with suppress(OSError):
-        candidates.append(_address_towards("192.0.2.1", 9))  # what leads out of this network
+        candidates.append(_address_towards("192.0.2.1", 9))  # by the route to the internet
     outside = [address for address in candidates if not ip_address(address).is_loopback]
     return list(dict.fromkeys([*outside, "127.0.0.1"]))
 
 
 def host_id() -> str:
-    """The same text in two processes that can meet at a path: one kernel, one network."""
+    """Equal in two processes that can connect by a path: same kernel, network and user."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
 
 
 @dataclass
-class _Visitor:
+class _UnprovenCaller:
     """A caller that has not proved itself yet."""
 
     sock: socket.socket
-    welcome: ListenerHandshake
+    handshake: ListenerHandshake
     deadline: float
 
-    def hear(self) -> tuple[str, str] | None:
-        """Take in what has arrived, answer it; the caller's claim once it is proved."""
-        data = self.sock.recv(self.welcome.wanted)
+    def receive(self) -> tuple[str, str] | None:
+        """Read and answer what has arrived; returns the caller's claim once it is proved."""
+        data = self.sock.recv(self.handshake.missing_bytes)
         if not data:
             raise HandshakeError(None, "the caller has gone")
-        answer = self.welcome.receive(data)
+        answer = self.handshake.receive(data)
         if answer:
             self.sock.sendall(answer)
-        return self.welcome.claim
+        return self.handshake.claim
 
 
 class Listener:
-    """A rank that others connect to. Every address gets a socket of its own, never all of them."""
+    """A rank that others connect to. It listens on chosen addresses, never on all interfaces."""
 
     def __init__(self, store: JobStore, name: str) -> None:
         self._secret, self._identity = job_secret(), f"{name}-{secrets.token_hex(8)}"
@@ -113,39 +108,39 @@ class Listener:
         path = str(self._stack.enter_context(scratch_folder("rank")) / "socket")
         local = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         local.bind(path)
-        local.listen(VISITORS)
-        self._servers, sharding = [local], []
+        local.listen(MAX_UNPROVEN)
+        self._servers, addresses = [local], []
         for address in local_addresses():
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            server = socket.create_server((address, 0), family=family, backlog=VISITORS)
+            server = socket.create_server((address, 0), family=family, backlog=MAX_UNPROVEN)
             self._servers.append(self._stack.enter_context(server))
-            sharding.append(f"{address}|{server.getsockname()[1]}")
+            addresses.append(f"{address}|{server.getsockname()[1]}")
         for server in self._servers:
             server.setblocking(False)
-        store.set(f"listens/{name}", " ".join([self._identity, host_id(), path, *sharding]))
+        store.set(f"listens/{name}", " ".join([self._identity, host_id(), path, *addresses]))
 
     def accept(
         self, expected: Iterable[tuple[str, str]], deadline: float
     ) -> dict[tuple[str, str], socket.socket]:
-        """The sockets of every kind and name that is expected."""
+        """The sockets of all expected callers, by kind of channel and name."""
         missing, accepted = set(expected), dict[tuple[str, str], socket.socket]()
-        with _Visitors(self._secret, self._identity, self._servers) as visitors:
+        with _UnprovenCallers(self._secret, self._identity, self._servers) as callers:
             while missing:
                 if time.monotonic() > deadline:
                     kind, name = min(missing)
                     raise LostPeerError(f"lost {name}: it did not connect for {kind}")
-                for claim, sock in visitors.proved(min(deadline, time.monotonic() + TRY_S)):
-                    accepted |= {claim: sock} if _answered(sock, claim in missing) else {}
+                for claim, sock in callers.proved(min(deadline, time.monotonic() + ATTEMPT_S)):
+                    accepted |= {claim: sock} if _confirm(sock, claim in missing) else {}
                 missing -= accepted.keys()
         return accepted
 
     def close(self) -> None:
-        """Accept nobody else."""
+        """Stop listening."""
         self._stack.close()
 
 
-def _answered(sock: socket.socket, expected: bool) -> bool:
-    """Tell a caller that it is expected, or close its connection; whether it is in."""
+def _confirm(sock: socket.socket, expected: bool) -> bool:
+    """Tell an expected caller that it is accepted, close any other; returns if it is accepted."""
     with suppress(OSError):
         if expected and sock.send(ACCEPTED) == len(ACCEPTED):
             return True
@@ -153,17 +148,17 @@ def _answered(sock: socket.socket, expected: bool) -> bool:
     return False
 
 
-class _Visitors:
-    """All callers that have not proved themselves, heard side by side: none keeps others out."""
+class _UnprovenCallers:
+    """All callers that have not proved themselves, served side by side: none can block others."""
 
     def __init__(self, secret: bytes, identity: str, servers: Sequence[socket.socket]) -> None:
         self._secret, self._identity = secret, identity
         self._selector = selectors.DefaultSelector()
-        self._waiting: dict[socket.socket, _Visitor] = {}  # the oldest first
+        self._waiting: dict[socket.socket, _UnprovenCaller] = {}  # oldest first
         for server in servers:
             self._selector.register(server, selectors.EVENT_READ)
 
-    def __enter__(self) -> _Visitors:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -172,7 +167,7 @@ class _Visitors:
         self._selector.close()
 
     def proved(self, until: float) -> list[tuple[tuple[str, str], socket.socket]]:
-        """Callers that have proved themselves since; waits for something to happen."""
+        """Wait for something to arrive; returns callers that have now proved themselves."""
         accepted = []
         for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
             sock = key.fileobj
@@ -181,7 +176,7 @@ class _Visitors:
                 self._admit(sock)
                 continue
             try:
-                claim = self._waiting[sock].hear()
+                claim = self._waiting[sock].receive()
             except BlockingIOError:
                 continue
             except OSError:
@@ -197,17 +192,17 @@ class _Visitors:
         try:
             sock, _ = server.accept()
         except OSError:
-            return  # the caller has gone, or no file is left for it
+            return  # the caller has gone, or this process has no file descriptor left
         sock.setblocking(False)
-        welcome = ListenerHandshake(self._secret, self._identity)
-        self._waiting[sock] = _Visitor(sock, welcome, time.monotonic() + TRY_S)
+        listener = ListenerHandshake(self._secret, self._identity)
+        self._waiting[sock] = _UnprovenCaller(sock, listener, time.monotonic() + ATTEMPT_S)
         self._selector.register(sock, selectors.EVENT_READ)
-        if len(self._waiting) > VISITORS:
+        if len(self._waiting) > MAX_UNPROVEN:
             self._drop(next(iter(self._waiting)))
 
     def _drop_slow(self) -> None:
         now = time.monotonic()
-        for sock in [sock for sock, one in self._waiting.items() if one.deadline < now]:
+        for sock in [sock for sock, caller in self._waiting.items() if caller.deadline < now]:
             self._drop(sock)
 
     def _forget(self, sock: socket.socket) -> None:
@@ -223,19 +218,18 @@ class _Visitors:
 def dial(
     store: JobStore, listener: str, kinds: Sequence[str], name: str, timeout_s: float
 ) -> dict[str, socket.socket]:
-    """Connect to a rank that listens, once for each kind of message."""
-    identity, goals = _published(store, listener)
+    """Connect to a listening rank, once for each kind of channel."""
+    identity, addresses = _published(store, listener)
     secret, failed, sockets = job_secret(), [], dict[str, socket.socket]()
-    for goal in goals:
+    for address in addresses:
         try:
             for kind in kinds[len(sockets) :]:
-                sockets[kind] = _call(
-                    goal, CallerHandshake(secret, identity, kind, name), timeout_s
-                )
+                caller = CallerHandshake(secret, identity, kind, name)
+                sockets[kind] = _call(address, caller, timeout_s)
             return sockets
         except OSError as error:
-            place = goal if isinstance(goal, str) else goal[0]
-            failed.append(f"{place} ({error.strerror or error})")
+            host = address if isinstance(address, str) else address[0]
+            failed.append(f"{host} ({error.strerror or error})")
     for sock in sockets.values():
         sock.close()
     raise LostPeerError(
@@ -245,42 +239,39 @@ def dial(
 
 
 def _published(store: JobStore, listener: str) -> tuple[str, list[Address]]:
-    """A listener's identity and addresses; its path only where this process can see it."""
+    """A listener's identity and addresses; its path only if this process is on the same host."""
     try:
-        text = store.get(f"listens/{listener}").decode()
+        identity, host, path, *pairs = store.get(f"listens/{listener}").decode().split()
+        network: list[Address] = []
+        for address, port in (pair.split("|") for pair in pairs):
+            network.append((address, int(port)))
     except RuntimeError:  # the store's time-out
         raise LostPeerError(
             f"lost {listener}: it does not listen; all ranks must exchange by the same means"
         ) from None
-    except UnicodeDecodeError:
-        raise LostPeerError(f"lost {listener}: the job's store was written to by others") from None
-    try:
-        identity, host, path, *sharding = text.split()
-        pairs = [place.split("|") for place in sharding]
-        network: list[Address] = [(address, int(port)) for address, port in pairs]
-    except ValueError:
+    except ValueError:  # of decoding, or of another number of words
         raise LostPeerError(f"lost {listener}: the job's store was written to by others") from None
     return identity, [path, *network] if host == host_id() else network
 
 
-def _connected(goal: Address) -> socket.socket:
-    if not isinstance(goal, str):
-        return socket.create_connection(goal, TRY_S)
+def _connected(address: Address) -> socket.socket:
+    if not isinstance(address, str):
+        return socket.create_connection(address, ATTEMPT_S)
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.connect(goal)
+        sock.connect(address)
     except OSError:
         sock.close()
         raise
     return sock
 
 
-def _call(goal: Address, caller: CallerHandshake, timeout_s: float) -> socket.socket:
-    sock = _connected(goal)
-    sock.settimeout(timeout_s)  # the other end may be busy with its own calls
+def _call(address: Address, caller: CallerHandshake, timeout_s: float) -> socket.socket:
+    sock = _connected(address)
+    sock.settimeout(timeout_s)  # the listener may be busy with its own calls
     try:
         sock.sendall(caller.hello)
-        sock.sendall(caller.answer(sock.recv(REPLY_BYTES, socket.MSG_WAITALL)))
+        sock.sendall(caller.answer(sock.recv(handshake.REPLY_BYTES, socket.MSG_WAITALL)))
         if sock.recv(len(ACCEPTED)) != ACCEPTED:
             raise HandshakeError(None, "it does not expect this rank")
     except OSError:
@@ -289,47 +280,34 @@ def _call(goal: Address, caller: CallerHandshake, timeout_s: float) -> socket.so
     return sock
 
 
-Links = dict[str, list[tuple[str, str]]]  # by kind of message, who listens to whom
+Links = dict[str, list[tuple[str, str]]]  # by kind of channel: pairs of listener and caller
 
 
 def open_channels(
     store: JobStore, name: str, links: Links, timeout_s: float
 ) -> dict[str, SocketChannel]:
-    """This rank's channel of every kind. Nobody may listen to someone who waits for it."""
+    """This rank's channel of every kind.
+
+    A rank calls its listeners before it accepts callers. So listeners must come before their
+    callers in one order of all ranks; otherwise two ranks would wait for each other.
+    """
     accepts = [(kind, b) for kind, pairs in links.items() for a, b in pairs if a == name]
     calls = [(a, kind) for kind, pairs in links.items() for a, b in pairs if b == name]
     sockets: dict[str, dict[str, socket.socket]] = {kind: {} for kind in links}
     with ExitStack() as stack:
         listener = stack.enter_context(closing(Listener(store, name))) if accepts else None
-        for other in dict.fromkeys(a for a, _ in calls):
-            kinds = [kind for a, kind in calls if a == other]
-            for kind, sock in dial(store, other, kinds, name, timeout_s).items():
-                sockets[kind][other] = sock
+        for peer in dict.fromkeys(peer for peer, _ in calls):
+            kinds = [kind for other, kind in calls if other == peer]
+            for kind, sock in dial(store, peer, kinds, name, timeout_s).items():
+                sockets[kind][peer] = sock
         if listener is not None:
             deadline = time.monotonic() + timeout_s
-            for (kind, other), sock in listener.accept(accepts, deadline).items():
-                sockets[kind][other] = sock
+            for (kind, peer), sock in listener.accept(accepts, deadline).items():
+                sockets[kind][peer] = sock
     for sock in (sock for by_name in sockets.values() for sock in by_name.values()):
         if sock.family == socket.AF_UNIX:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_BYTES)
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setblocking(False)  # waiting is the channel's business
+        sock.setblocking(False)  # SocketChannel waits by itself
     return {kind: SocketChannel(by_name) for kind, by_name in sockets.items()}
-
-
-MEMORY_SHARED, MEMORY_APART = b"\x01", b"\x00"  # whether a file of memory comes with it
-
-
-def receive_memory(near: SocketChannel, peer: str, timeout_s: float) -> int | None:
-    """The file of memory that a peer of the same host shares; None if it has none to share."""
-    sock = near.sockets[near.names.index(peer)]
-    sock.settimeout(timeout_s)
-    try:
-        said, files, _, _ = socket.recv_fds(sock, len(MEMORY_SHARED), 1)
-    except OSError as error:
-        raise LostPeerError(f"lost {peer}: {error}") from None
-    sock.setblocking(False)  # waiting is the channel's business
-    if not said:
-        raise LostPeerError(f"lost {peer}: connection closed by the other end")
-    return files[0] if files else None

@@ -1,6 +1,6 @@
-"""Large messages: written where they leave from, and read where they have come to.
+"""Large messages without copies: a sender asks for a buffer first, and writes into it.
 
-Whoever sends asks for room first, so that ranks of one host can write into each other's memory.
+Between ranks of one host that buffer lies in shared memory (shm.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOWHERE = -1
 
 
 class SendBuffer(NamedTuple):
-    """Room for a message to a peer, and where it begins in memory that both ends know."""
+    """Memory for a message to a peer, and where it begins in memory that both ends share."""
 
     peer: str
     data: U8
@@ -25,116 +25,114 @@ class SendBuffer(NamedTuple):
 
 
 class RecvHandle(Protocol):
-    """Messages on their way, both ways."""
+    """Submitted messages, in both directions."""
 
     def wait(self) -> list[U8]:
-        """The messages that were expected, in that order, once all are there and own ones left."""
+        """The expected messages, in order, once they have arrived and the sent ones have left."""
         ...
 
     def release(self) -> None:
-        """What arrived has been read: its memory may be used again."""
+        """Let the memory of the arrived messages be used again."""
         ...
 
 
 class MessageTransport(Protocol):
     """Messages whose sizes both ends know. One thread only.
 
-    Those between two ranks arrive in the order posted and are read in it.
+    Messages between two ranks arrive in the order of their submission, and are read in that order.
     """
 
     def acquire(self, peer: str, size: int) -> SendBuffer:
-        """Memory for the next message to a peer; it must be posted."""
+        """Memory for the next message to a peer, which must then be submitted."""
         ...
 
     def submit(
         self, buffers: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
     ) -> RecvHandle:
-        """Begin to send letters, and to receive messages of some sizes."""
+        """Begin to send buffers, and to receive a message of some size from each expected peer."""
         ...
 
     @property
     def waited_s(self) -> Mapping[str, float]:
-        """Seconds spent waiting for each peer, while others may have been awaited too."""
+        """Seconds spent waiting for each peer; seconds of waiting for several count for each."""
         ...
 
     def common_memory(self, size: int) -> U8 | None:
-        """Zeros that every shard and every worker reads and writes; None if they have none.
+        """Zeros that all shards and workers can read and write; None between several hosts.
 
-        All of them have to ask, before their first message.
+        All of them must call this before their first message.
         """
         ...
 
 
 class BufferPool:
-    """Memory for messages, kept from phase to phase: new pages cost more than the copy to them."""
+    """Memory for messages, kept from phase to phase: page faults cost more than the copies."""
 
     def __init__(self) -> None:
-        self._kept: list[U8] = []
+        self._free: list[U8] = []
 
     def acquire(self, size: int) -> U8:
-        """At least so many bytes; the least that are kept, or new ones."""
-        fits = [i for i, kept in enumerate(self._kept) if len(kept) >= size]
+        """The smallest free buffer of at least this size, or a new one."""
+        fits = [i for i, memory in enumerate(self._free) if len(memory) >= size]
         if fits:
-            return self._kept.pop(min(fits, key=lambda i: len(self._kept[i])))
-        if self._kept:
-            self._kept.pop()  # one that is too small makes way for it
+            return self._free.pop(min(fits, key=lambda i: len(self._free[i])))
+        if self._free:
+            self._free.pop()  # a new buffer replaces one that is too small
         return np.empty(size + size // 4, np.uint8)
 
     def release(self, memory: Sequence[U8]) -> None:
-        """Let memory be taken again."""
-        self._kept.extend(memory)
+        """Give buffers back."""
+        self._free.extend(memory)
 
 
 class CopyingTransport:
-    """Mail over any channel, by way of memory of one's own."""
+    """Messages over any channel, copied from and to this rank's own memory."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.pool = channel, BufferPool()
 
     def acquire(self, peer: str, size: int) -> SendBuffer:
-        """Some of this rank's memory."""
+        """A buffer of this rank."""
         return SendBuffer(peer, self.pool.acquire(size)[:size])
 
     def submit(
         self, buffers: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
     ) -> RecvHandle:
-        """Receives are posted at once: there is memory for them."""
+        """Begin to send and to receive at once: the pool has memory for both."""
         memory = [self.pool.acquire(size) for _, size in expected]
-        arrived = [kept[:size] for kept, (_, size) in zip(memory, expected, strict=True)]
-        receives = [(peer, data) for (peer, _), data in zip(expected, arrived, strict=True)]
-        posted = self.channel.submit([(one.peer, one.data) for one in buffers], receives)
-        return CopiedReceives(self.pool, posted, buffers, memory, arrived)
+        receives = [
+            (peer, whole[:size]) for whole, (peer, size) in zip(memory, expected, strict=True)
+        ]
+        work = self.channel.submit([(peer, data) for peer, data, _ in buffers], receives)
+        return CopiedReceives(self.pool, work, buffers, memory, [data for _, data in receives])
 
     @property
     def waited_s(self) -> Mapping[str, float]:
-        """The channel's."""
+        """Seconds the channel spent waiting for each peer."""
         return self.channel.waited_s
 
     def common_memory(self, size: int) -> U8 | None:
-        """Nothing is known of where the others are."""
+        """None: the other ranks may be on other hosts."""
         return None
 
 
 class CopiedReceives(NamedTuple):
-    """Messages on their way between two ranks' own memory."""
+    """Submitted messages whose bytes lie in this rank's own memory."""
 
     pool: BufferPool
-    posted: Work
+    work: Work
     buffers: Sequence[SendBuffer]
     memory: list[U8]
     arrived: list[U8]
 
     def wait(self) -> list[U8]:
-        """What was expected."""
-        self.posted.wait()
-        self.pool.release([_whole(buffer.data) for buffer in self.buffers])
+        """The expected messages; afterwards the sent buffers are free again."""
+        self.work.wait()
+        # A buffer is a slice: the pool wants the whole array back.
+        wholes = (data if data.base is None else data.base for _, data, _ in self.buffers)
+        self.pool.release([np.asarray(whole) for whole in wholes])
         return self.arrived
 
     def release(self) -> None:
-        """Its memory may be used again."""
+        """Give the memory of the arrived messages back."""
         self.pool.release(self.memory)
-
-
-def _whole(data: U8) -> U8:
-    """The array that a part was cut from."""
-    return data if data.base is None else np.asarray(data.base)

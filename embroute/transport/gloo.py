@@ -16,13 +16,13 @@ from embroute.transport.interface import LostPeerError, Message, Work
 
 @dataclass(frozen=True)
 class GlooWork:
-    """Handles of Gloo's, each with its peer; none may be dropped before it was waited for."""
+    """Gloo's handles, each with its peer; all must be kept until they have been waited for."""
 
     waiting: list[tuple[str, dist.Work | None]]
     waited_s: defaultdict[str, float]
 
     def wait(self) -> None:
-        """Wait for each."""
+        """Return when all messages have left or arrived."""
         for peer, work in self.waiting:
             began = time.perf_counter()
             try:
@@ -42,10 +42,7 @@ class GlooChannel:
     waited_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def submit(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """Receives are posted first: a send is complete only once its receive was posted.
-
-        Through torch's functions, which know a rank's number within a group of some ranks.
-        """
+        """Submit the receives first: Gloo completes a send only once its receive is submitted."""
         waiting: list[tuple[str, dist.Work | None]] = []
         peer = ""
         try:
@@ -53,23 +50,23 @@ class GlooChannel:
                 source = self.rank_of[peer]
                 waiting.append((peer, dist.irecv(torch.from_numpy(data), source, self.group)))
             for peer, data in sends:
-                goal = self.rank_of[peer]
-                waiting.append((peer, dist.isend(torch.from_numpy(data), goal, self.group)))
+                target = self.rank_of[peer]
+                waiting.append((peer, dist.isend(torch.from_numpy(data), target, self.group)))
         except RuntimeError as error:
             raise LostPeerError(f"lost {peer}: {_reason(error)}") from None
         return GlooWork(waiting, self.waited_s)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Post everything, and wait for it."""
+        """Send and receive all messages."""
         self.submit(sends, receives).wait()
 
     def close(self) -> None:
-        """All process groups end together, with torch's own."""
+        """Nothing: torch ends all process groups together."""
 
     in_memory = False
 
     def sum(self, flat: torch.Tensor) -> None:
-        """One all-reduce of a flat tensor."""
+        """All-reduce a flat tensor."""
         try:
             dist.all_reduce(flat, group=self.group)
         except RuntimeError as error:
@@ -77,6 +74,6 @@ class GlooChannel:
 
 
 def _reason(error: RuntimeError) -> str:
-    """The telling part of one of Gloo's messages, without its source file and advice."""
+    """The first sentence of a Gloo error, without its source file and advice."""
     text = re.sub(r"^\[[^]]*\]\s*", "", str(error).splitlines()[0])
     return text.partition(". ")[0]

@@ -1,8 +1,8 @@
 """How two ranks prove to each other that they belong to one job, without I/O.
 
-Both ends know the job's secret and never send it. Each draws a nonce and answers the nonce of the
-other with an HMAC over both nonces, the listener's identity and the caller's claim. Every message
-has a fixed length, so an unknown caller makes a listener keep `HELLO_BYTES` bytes and no more.
+Both ends know the job's secret and never send it. Each end draws a nonce, and proves itself by an
+HMAC over both nonces, the listener's identity and the caller's claim. Every message has a fixed
+length, so a listener never keeps more than `HELLO_BYTES` bytes of an unknown caller.
 
     caller -> listener   hello: magic, nonce, claim (kind of channel and name)
     listener -> caller   reply: nonce, proof
@@ -32,7 +32,7 @@ def _nonce() -> bytes:
 
 @dataclass(frozen=True)
 class _Proofs:
-    """The proofs of one connection; each end has a label of its own, or it could be echoed."""
+    """The proofs of one connection. Each end has its own label, so no end can echo a proof."""
 
     secret: bytes
     listener: str
@@ -68,14 +68,14 @@ class CallerHandshake:
         return MAGIC + self.nonce + claim
 
     def answer(self, reply: bytes) -> bytes:
-        """The caller's proof, once the listener's is right."""
+        """Check the listener's proof; returns the caller's."""
         proofs = _Proofs(self.secret, self.listener, self.hello, reply[:NONCE_BYTES])
         proofs.check("listener", reply[NONCE_BYTES:])
         return proofs.of("caller")
 
 
 class ListenerHandshake:
-    """The listener's end of one connection, fed with bytes as they arrive."""
+    """The listener's end of one connection, given bytes as they arrive."""
 
     def __init__(self, secret: bytes, listener: str) -> None:
         self._secret, self._listener = secret, listener
@@ -84,15 +84,16 @@ class ListenerHandshake:
         self.claim: tuple[str, str] | None = None  # kind and name of a caller that proved itself
 
     @property
-    def wanted(self) -> int:
+    def missing_bytes(self) -> int:
         """Bytes that are still missing from the message that is arriving."""
         whole = HELLO_BYTES if self._proofs is None else PROOF_BYTES
         return whole - len(self._bytes)
 
     def receive(self, data: bytes) -> bytes:
-        """Take at most `wanted` bytes in; returns what to send."""
+        """Take at most `missing_bytes` bytes in; returns the bytes to send."""
         self._bytes += data
-        if self.wanted:
+        if self.missing_bytes:
+            # A caller that does not begin like a rank is refused at once, not at the time-out.
             if not MAGIC.startswith(self._bytes[: len(MAGIC)]) and self._proofs is None:
                 raise HandshakeError(None, "no rank of this version")
             return b""

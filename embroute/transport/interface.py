@@ -1,6 +1,6 @@
-"""How bytes get from rank to rank: one interface, over Gloo, sockets or within one process.
+"""The interface of all channels between ranks: over sockets, Gloo, or within one process.
 
-A channel belongs to one thread of each rank. Ranks are addressed by name.
+At each rank, one thread owns a channel. Ranks are addressed by name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class LostPeerError(RuntimeError):
 
 
 class Work(Protocol):
-    """Messages on their way."""
+    """Submitted messages."""
 
     def wait(self) -> None:
-        """Return when every one has left or arrived."""
+        """Return when all of them have left or arrived."""
         ...
 
 
@@ -31,29 +31,29 @@ class Channel(Protocol):
     """Point-to-point messages whose sizes both ends know."""
 
     def submit(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """Begin to send and receive; messages between two ranks arrive in the order posted.
+        """Begin to send and receive; messages between two ranks keep their order.
 
-        Their bytes must be left alone until `wait` returns. Posting a phase before the one ahead
-        of it is done keeps links busy.
+        Do not touch their bytes until `wait` returns. A phase that is submitted before the previous
+        one is complete keeps links busy.
         """
         ...
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Send and receive all messages; returns when every one has left or arrived."""
+        """Send and receive all messages; returns when all of them have left or arrived."""
         ...
 
     @property
     def waited_s(self) -> Mapping[str, float]:
-        """Seconds spent waiting for each peer, while others may have been awaited too."""
+        """Seconds spent waiting for each peer; seconds of waiting for several count for each."""
         ...
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """Close the connections."""
         ...
 
 
 class AllReduce(Channel, Protocol):
-    """A channel whose ranks can also add up what each of them has."""
+    """A channel whose ranks can also add up tensors."""
 
     @property
     def in_memory(self) -> bool:

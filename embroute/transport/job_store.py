@@ -1,8 +1,8 @@
 """The job's store: short texts and the secret, in private folders or in torch's store.
 
 On one machine `embroute train` and `embroute run` give the ranks a private folder, and nothing
-listens on a network. A job of torchrun uses torch's store, which anybody can reach who reaches its
-port: nothing that is read from it is trusted, or unpickled.
+listens on a network. A job of torchrun uses torch's store. Anyone who reaches its port can write to
+it, so its texts are neither trusted nor unpickled.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FOLDER, LAUNCHER, RUN_ID = "EMBROUTE_JOB_FOLDER", "EMBROUTE_LAUNCHER", "EMBROUTE
 SHARDS_VARIABLE = "EMBROUTE_SHARDS"  # set by `embroute run`
 SECRET, SECRET_FILE = "EMBROUTE_SECRET", "EMBROUTE_SECRET_FILE"
 RESTART = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun and by our own launcher
-SHORTEST = 16  # characters of a secret
+MIN_SECRET_BYTES = 16
 STORE_POLL_S = 0.005
-BACKLOG = 4096
+BACKLOG = 4096  # ranks that may connect to the store at the same time
 
 
 class JobStore(Protocol):
-    """Texts by name. Waiting beyond the store's time-out is a RuntimeError."""
+    """Texts by key. `get` raises a RuntimeError after the store's time-out."""
 
     def set(self, key: str, value: str) -> None:
         """Publish a text."""
@@ -43,10 +43,10 @@ class JobStore(Protocol):
         """Wait for a text."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these were published."""
+        """Whether all of these keys are published."""
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Several texts."""
+        """The texts of several keys."""
 
 
 class FolderStore:
@@ -60,12 +60,12 @@ class FolderStore:
         return self.folder / key.replace("/", "@")
 
     def set(self, key: str, value: str) -> None:
-        """Publish a text whole."""
+        """Publish a text. It is renamed into place, so that no reader finds half of it."""
         path = self._path(key)
-        part = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        partial = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
-            part.write_text(value)
-            part.replace(path)
+            partial.write_text(value)
+            partial.replace(path)
         except OSError as error:
             raise RuntimeError(f"the job's folder {self.folder} is gone: {error}") from None
 
@@ -81,29 +81,29 @@ class FolderStore:
             time.sleep(STORE_POLL_S)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these were published."""
+        """Whether all of these keys are published."""
         return all(self._path(key).exists() for key in keys)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Several texts."""
+        """The texts of several keys."""
         return [self.get(key) for key in keys]
 
 
 def new_run_id() -> str:
-    """A name for this run that no other has; the launcher's, or a new one."""
+    """A unique name for this run: the launcher's, or a new one."""
     return os.environ.get(RUN_ID) or secrets.token_hex(4)
 
 
 def attempt() -> int:
-    """How often a launcher has started this job again."""
+    """How often a launcher has restarted this job."""
     return int(os.environ.get(RESTART, 0))
 
 
 def open_store(timeout_s: float, host_it: bool = False) -> JobStore:
     """A connection to the store that every rank of this attempt can reach.
 
-    Launchers keep their store over restarts: each attempt has names of its own in it, or ranks
-    would find the addresses of dead ones.
+    Launchers keep their store over restarts. So each attempt has its own keys in it; otherwise
+    ranks would find the addresses of dead ranks.
     """
     if FOLDER in os.environ:
         return FolderStore(Path(os.environ[FOLDER]) / f"attempt{attempt()}", timeout_s)
@@ -111,19 +111,19 @@ def open_store(timeout_s: float, host_it: bool = False) -> JobStore:
 
 
 def torch_store(timeout_s: float, host_it: bool = False) -> PrefixStore:
-    """The store of a job of torchrun."""
+    """The store of a job of torchrun; `host_it`: this rank keeps it."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=timeout_s)
     if host_it:
-        listening = _listening(host, port)
-        store = TCPStore(host, port, None, True, timeout, master_listen_fd=listening)
+        file = _listening_socket(host, port)
+        store = TCPStore(host, port, None, True, timeout, master_listen_fd=file)
     else:
         store = TCPStore(host, port, timeout=timeout)
     return PrefixStore(f"embroute/{attempt()}", store)
 
 
-def _listening(host: str, port: int) -> int:
-    """A socket on the address by which ranks reach the store; torch would take all addresses."""
+def _listening_socket(host: str, port: int) -> int:
+    """A socket on the address of the store; torch itself would listen on all addresses."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     try:
         server = socket.create_server(address[:2], family=family, backlog=BACKLOG)
@@ -136,9 +136,9 @@ def _listening(host: str, port: int) -> int:
 
 
 def hosts_store() -> bool:
-    """Whether this rank keeps torch's store; launchers keep it themselves."""
-    launcher_does = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    return FOLDER not in os.environ and os.environ["RANK"] == "0" and not launcher_does
+    """Whether this rank keeps torch's store: the first rank, unless the launcher does."""
+    launcher_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return FOLDER not in os.environ and os.environ["RANK"] == "0" and not launcher_hosts
 
 
 def on_one_machine() -> bool:
@@ -147,10 +147,10 @@ def on_one_machine() -> bool:
 
 
 def job_secret() -> bytes:
-    """The secret by which the ranks of a job know each other. It never travels."""
-    given = os.environ.get(SECRET, "")
-    if given or SECRET_FILE in os.environ:
-        return _checked(given or _secret_in(Path(os.environ[SECRET_FILE])))
+    """The secret by which the ranks of a job know each other. No rank ever sends it."""
+    text = os.environ.get(SECRET, "")
+    if text or SECRET_FILE in os.environ:
+        return _checked(text or _secret_in(Path(os.environ[SECRET_FILE])))
     if on_one_machine():
         return _secret_of_user()
     raise ValueError(
@@ -161,13 +161,12 @@ def job_secret() -> bytes:
 
 def _checked(text: str) -> bytes:
     secret = text.strip().encode()
-    if len(secret) < SHORTEST:
-        raise ValueError(f"{SECRET} has {len(secret)} bytes, it needs at least {SHORTEST}")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ValueError(f"{SECRET} has {len(secret)} bytes, it needs at least {MIN_SECRET_BYTES}")
     return secret
 
 
 def _secret_in(path: Path) -> str:
-    """The secret in a user's file."""
     try:
         mode, text = path.stat().st_mode, path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -178,18 +177,16 @@ def _secret_in(path: Path) -> str:
 
 
 def _secret_of_user() -> bytes:
-    """A secret that all processes of this user on this machine can read."""
+    """A secret that all processes of this user on this machine can read; made if it is missing."""
     path = user_folder() / "secret"
-    part = path.with_name(f"secret-{secrets.token_hex(4)}")
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(SHORTEST))
-    try:
-        os.link(part, path)  # whole, and only if there is none
-    except FileExistsError:
-        pass
-    finally:
-        part.unlink()
+    partial = path.with_name(f"secret-{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(MIN_SECRET_BYTES))
+    # A link appears with its whole text, and fails if another rank was first.
+    with suppress(FileExistsError):
+        os.link(partial, path)
+    partial.unlink()
     return _checked(path.read_text())
 
 
@@ -198,14 +195,14 @@ def names_by_rank(store: JobStore, size: int) -> Sequence[str]:
     return [store.get(f"rank/{rank}").decode(errors="replace") for rank in range(size)]
 
 
-RUNTIME = "XDG_RUNTIME_DIR"  # a user's private folder, where the system makes one
+RUNTIME = "XDG_RUNTIME_DIR"  # a user's private folder, if the system has one
 OWNER_LOCK = "lock"
-_LONGEST = 70  # characters; a socket's path may have 107 in all
+_MAX_LENGTH = 70  # characters; the path of a socket may have 107 in all
 
 
 def user_folder() -> Path:
-    """The folder of this user's jobs, mode 0700; refused if anybody else could write there."""
-    path = _place() / f"embroute-{os.getuid()}"
+    """The folder of this user's jobs, mode 0700; refused if another user could write to it."""
+    path = _temporary_folder() / f"embroute-{os.getuid()}"
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     status = path.lstat()
@@ -218,36 +215,39 @@ def user_folder() -> Path:
     return path
 
 
-def _place() -> Path:
-    """A short folder for temporary files."""
+def _temporary_folder() -> Path:
+    """A writable folder whose path leaves room for a socket's name."""
     for name in (os.environ.get(RUNTIME, ""), tempfile.gettempdir()):
-        if name and len(name) <= _LONGEST and os.access(name, os.W_OK | os.X_OK):
+        if name and len(name) <= _MAX_LENGTH and os.access(name, os.W_OK | os.X_OK):
             return Path(name)
     return Path("/tmp")
 
 
 @contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """A new private folder that ends with its owner; those of dead owners are removed."""
+    """A new private folder that is removed with its owner; removes those of dead owners too.
+
+    The kernel releases the lock in a folder when its owner dies.
+    """
     parent = user_folder()
-    with (parent / OWNER_LOCK).open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # nobody removes a folder that is not locked yet
-        _sweep(parent)
+    with (parent / OWNER_LOCK).open("w") as parent_lock:
+        # Without this lock, another process could remove the new folder before it is locked.
+        fcntl.flock(parent_lock, fcntl.LOCK_EX)
+        _remove_abandoned(parent)
         path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=parent))
-        held = (path / OWNER_LOCK).open("w")
-        fcntl.flock(held, fcntl.LOCK_EX)
-    with held:
+        lock = (path / OWNER_LOCK).open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lock:
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _sweep(parent: Path) -> None:
-    """Remove the folders whose owners are dead."""
+def _remove_abandoned(parent: Path) -> None:
     for path in parent.iterdir():
         if not path.is_dir():
             continue
-        with suppress(OSError), (path / OWNER_LOCK).open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), (path / OWNER_LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)

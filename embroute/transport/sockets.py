@@ -1,6 +1,6 @@
-"""Messages over connections of our own: sockets driven by a kernel, without torch in between.
+"""Messages over the job's own connections: non-blocking sockets driven by a compiled kernel.
 
-Gloo takes 0.15 ms and two changes of thread for a message however small; a step has several.
+Gloo takes 0.15 ms and two changes of thread for every message, and a step has several.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from embroute.kernels.array_types import U8
 from embroute.transport.interface import LostPeerError, Message
 from embroute.transport.socket_io import CLOSED, IN, LATER, OUT, WAITED, progress, try_send
 
-SLICE_MS = 200  # of waiting, after which Python sees to signals
-MESSAGES_AT_FIRST = 64  # messages on their way for which there is room at first
-# Numpy's own way to tell an address takes four times as long.
+SLICE_MS = 200  # the kernel waits this long at most, then Python handles signals
+MESSAGES_AT_FIRST = 64  # capacity of a new message table; it grows as needed
+# Numpy's own way to give an address takes four times as long.
 _memory = cast(Callable[[U8], Array[c_char]], (c_char * 0).from_buffer)
-_entry = Struct("4q")  # a message in the kernel's table
+_entry = Struct("4q")  # PEER, DIRECTION, ADDRESS, LEFT of a message in the kernel's table
 
 
 @dataclass(slots=True)
 class SocketWork:
-    """Messages on their way."""
+    """Submitted messages."""
 
     channel: SocketChannel
-    end: int  # of all that were ever posted to the channel, up to these
+    end: int  # how many messages the channel had ever been given, these included
 
     def wait(self) -> None:
-        """Drive these, and whatever was posted before and after them."""
+        """Return when these and all earlier messages have left or arrived."""
         self.channel.progress(self.end)
 
 
 class SocketChannel:
     """Sockets to some other ranks. One thread only.
 
-    Ranks that share cores find the caches cold at every phase, so that little is done in Python.
+    Ranks that share cores find cold processor caches at every phase, so Python does little here.
     """
 
     def __init__(self, sockets: dict[str, socket.socket]) -> None:
@@ -52,22 +52,28 @@ class SocketChannel:
         self._peer_P3 = np.array(peers, np.int64).reshape(-1, 3)
         self._message_M4 = np.zeros((MESSAGES_AT_FIRST, 4), np.int64)
         self._table = self._message_M4.data.cast("B")
-        self._start = 0  # of messages that were not waited for
-        self._kept: list[U8] = []  # what they point to
-        self._before = 0  # messages that were
+        # The table's entries from `_start` on are messages that nobody has waited for yet, one for
+        # each array of `_kept`, which keeps the memory alive that the kernel sees as an address.
+        self._start = 0
+        self._kept: list[U8] = []
+        self._completed = 0  # messages that ever left the table
+
+    def socket_of(self, peer: str) -> socket.socket:
+        """The socket to a peer."""
+        return self.sockets[self._index[peer]]
 
     def submit(self, sends: Sequence[Message], receives: Sequence[Message]) -> SocketWork:
-        """What fits the sockets leaves at once."""
+        """Begin to send and receive; what fits the sockets' buffers leaves at once."""
         end = self._add(sends, receives)
         if sends:
             count = len(self._kept)
-            lost, why = try_send(self._message_M4, self._start, count, self._peer_P3)
+            lost, reason = try_send(self._message_M4, self._start, count, self._peer_P3)
             if lost >= 0:
-                self._fail(lost, why)
+                self._raise_lost(lost, reason)
         return SocketWork(self, end)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Post everything, and wait for it."""
+        """Send and receive all messages."""
         self.progress(self._add(sends, receives))
 
     @property
@@ -81,21 +87,23 @@ class SocketChannel:
             sock.close()
 
     def progress(self, end: int) -> None:
-        """Move messages until all up to one have left or arrived."""
-        first = end - self._before
-        if first <= 0:
+        """Move messages until the first `end` of all have left or arrived."""
+        required = end - self._completed
+        if required <= 0:
             return
         lost, start, count = LATER, self._start, len(self._kept)
         while lost == LATER:
-            lost, why = progress(self._message_M4, start, first, count, self._peer_P3, SLICE_MS)
+            lost, reason = progress(
+                self._message_M4, start, required, count, self._peer_P3, SLICE_MS
+            )
         if lost >= 0:
-            self._fail(lost, why)
-        del self._kept[:first]
-        self._before = end
-        self._start = start + first if first < count else 0
+            self._raise_lost(lost, reason)
+        del self._kept[:required]
+        self._completed = end
+        self._start = start + required if required < count else 0
 
     def _add(self, sends: Sequence[Message], receives: Sequence[Message]) -> int:
-        """Put messages at the end of the table; the number of all that ever were in it."""
+        """Put messages at the end of the table; returns how many it has ever had."""
         kept, index, size = self._kept, self._index, _entry.size
         used = self._start + len(kept)
         if used + len(sends) + len(receives) > len(self._message_M4):
@@ -110,17 +118,18 @@ class SocketChannel:
                 _entry.pack_into(table, at, index[peer], direction, address, data.nbytes)
                 at += size
                 kept.append(data)
-        return self._before + len(kept)
+        return self._completed + len(kept)
 
     def _make_room(self, more: int) -> int:
-        """Move what is left to the beginning of a table with room for some more; its number."""
+        """Move unfinished messages to the beginning of a larger table; returns their number."""
         count = len(self._kept)
-        left_M4 = self._message_M4[self._start : self._start + count]
+        unfinished_M4 = self._message_M4[self._start : self._start + count]
         self._message_M4 = np.zeros((max(MESSAGES_AT_FIRST, 2 * (count + more)), 4), np.int64)
-        self._message_M4[:count] = left_M4
+        self._message_M4[:count] = unfinished_M4
         self._table, self._start = self._message_M4.data.cast("B"), 0
         return count
 
-    def _fail(self, lost: int, why: int) -> None:
-        reason = "connection closed by the other end" if why == CLOSED else os.strerror(why)
-        raise LostPeerError(f"lost {self.names[lost]}: {reason}")
+    def _raise_lost(self, peer: int, reason: int) -> None:
+        closed = reason == CLOSED
+        text = "connection closed by the other end" if closed else os.strerror(reason)
+        raise LostPeerError(f"lost {self.names[peer]}: {text}")

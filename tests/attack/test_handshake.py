@@ -157,7 +157,7 @@ def test_forty_silent_connections_do_not_block_the_peer(listener: Listener) -> N
 def test_listener_accepts_the_peer_beside_too_many_connections(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bootstrap, "VISITORS", 8)
+    monkeypatch.setattr(bootstrap, "MAX_UNPROVEN", 8)
     silent = [visit() for _ in range(100)]
     assert meet(listener) < 3
     for sock in silent:
@@ -199,7 +199,7 @@ def test_handshake_reads_few_unauthenticated_bytes() -> None:
     welcome = ListenerHandshake(KEY, "a")
     greeting = hello()
     for at in range(len(greeting)):
-        assert 0 < welcome.wanted <= HELLO_BYTES - at
+        assert 0 < welcome.missing_bytes <= HELLO_BYTES - at
         welcome.receive(greeting[at : at + 1])
 
 
