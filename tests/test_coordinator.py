@@ -10,7 +10,7 @@ import pytest
 
 from embroute.checkpoint.folders import latest_checkpoint, step_of
 from embroute.engine import coordinator
-from embroute.engine.control import DEPTH, STEP, Delivery, send_all
+from embroute.engine.control import DEPTH, Delivery, Verb, send_all
 from embroute.kernels.array_types import Array
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
@@ -40,11 +40,11 @@ class Plans:
         self.there, self.changed = 0, threading.Condition()
 
     def post(
-        self, channel: Channel, verb: int, bodies: Sequence[tuple[str, Sequence[Array]]]
+        self, channel: Channel, verb: Verb, bodies: Sequence[tuple[str, Sequence[Array]]]
     ) -> Delivery:
         told = send_all(channel, verb, bodies)
         with self.changed:
-            self.there += verb == STEP
+            self.there += verb == Verb.STEP
             self.changed.notify_all()
         return told
 

@@ -6,8 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embroute.engine.kernels.touch_order import name_gradients, number_touches, renumber
-from embroute.engine.kernels.transfer_blocks import RowLocator, arena_index, locate
+from embroute.engine.transfer_kernels import (
+    RowLocator,
+    arena_index,
+    locate,
+    name_gradients,
+    number_touches,
+    renumber,
+)
 from embroute.kernels import codes
 from embroute.kernels.array_types import I32, U8
 from embroute.kernels.distinct import distinct, number_distinct

@@ -15,6 +15,7 @@ from embroute.config.spec import Size
 from embroute.data.open import DataOptions, open_source
 from embroute.data.stream import batches as data_batches
 from embroute.engine.batches import SampleAdapter
+from embroute.engine.control import packed_bytes
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
 from embroute.engine.sharding import RowSharding
 from embroute.engine.step_message import step_messages
@@ -26,7 +27,6 @@ from embroute.planner.plan import traffic
 from embroute.planner.plan_stream import plans, start
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, make_policy
-from embroute.transport.codec import packed_bytes
 from tests.jobs import (
     Result,
     batches,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from embroute.engine.control import receive_message, send_all
+from embroute.engine.control import Verb, receive_message, send_all
 from embroute.launch.rank import COORDINATOR
 from embroute.launch.rendezvous import EXCHANGE
 from embroute.transport import bootstrap
@@ -210,7 +210,7 @@ def test_coordinator_waits_until_each_message_is_delivered() -> None:
         told: list[int] = []
 
         def tell() -> None:
-            for verb in range(3):
+            for verb in list(Verb)[:3]:
                 send_all(teller, verb, [("worker0", [np.arange(verb)])])
                 told.append(verb)
 
@@ -218,7 +218,7 @@ def test_coordinator_waits_until_each_message_is_delivered() -> None:
         thread.start()
         time.sleep(0.3)
         assert not told
-        for verb in range(3):
+        for verb in list(Verb)[:3]:
             assert receive_message(reader).verb == verb
         thread.join(20)
         assert told == [0, 1, 2]
@@ -244,7 +244,8 @@ def test_signal_ends_a_rank_that_waits_for_a_message() -> None:
         "from embroute.transport.sockets import SocketChannel\n"
         "ends = socket.socketpair()\n"
         "channel = SocketChannel({'other': ends[0]})\n"
-        "channel.exchange([], [])\n"
+        "ends[1].send(b'1')\n"
+        "channel.exchange([], [('other', np.zeros(1, np.uint8))])\n"  # kernels are loaded
         "print('waits', flush=True)\n"
         "channel.exchange([], [('other', np.zeros(1, np.uint8))])\n"
     )

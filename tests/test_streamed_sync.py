@@ -59,7 +59,7 @@ def test_streamed_sync_gives_the_bits_of_on_demand(optimizer: str) -> None:
 def test_shard_sends_a_chunk_before_it_receives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shard does it: what it takes in and gives out, step by step."""
     steps: list[str] = []
-    stream, take, post = Shard._stream, Shard._take, Shard._post
+    stream, take, post = Shard._stream, Shard._take, Shard._send
 
     def streaming(
         shard: Shard, pushes: Sequence[PendingBlock], pulls: Sequence[PendingBlock], parts: int
@@ -77,7 +77,7 @@ def test_shard_sends_a_chunk_before_it_receives_the_next(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Shard, "_stream", streaming)
     monkeypatch.setattr(Shard, "_take", taking)
-    monkeypatch.setattr(Shard, "_post", posting)
+    monkeypatch.setattr(Shard, "_send", posting)
     steps.append("")
     stream_, settings = batches(2, 20), slow_settings("dispatch=esd sync=streamed", 2, 1, 0.05e6)
     run_in_process(2, 1, lambda rank: train(rank, stream_, "sgd", settings))

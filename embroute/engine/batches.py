@@ -1,7 +1,7 @@
-"""Batches of any shape as samples with look-ups, and back: what a user's loader gives, dealt out.
+"""Batches of a user's loader as samples with look-ups, and a worker's samples as a user's batch.
 
-The coordinator turns a batch into a `Batch`: row ids for the brain, everything else as opaque
-columns of each sample. A worker turns its samples back into what the user's loop expects.
+The coordinator turns a user's batch into a `Batch`: row ids for the planner, and everything else as
+opaque columns of each sample. A worker turns its samples back into the form of the user's loop.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class MicroBatch:
 
 
 class BatchAdapter(Protocol):
-    """Both directions of one kind of loader."""
+    """Converts the batches of one kind of loader, in both directions."""
 
-    sends_ids: bool  # whether workers need the ids themselves, not only their rows
+    sends_ids: bool  # whether workers need the ids too, not only their rows
 
     @property
     def num_columns(self) -> int:
@@ -51,24 +51,24 @@ class BatchAdapter(Protocol):
         ...
 
     def infer_spec(self, item: object) -> str:
-        """Look at the first batch; returns what the other ranks must know of its shape."""
+        """Learn the shape of batches from the first; returns it as text for the other ranks."""
         ...
 
-    def load_spec(self, shape: str) -> None:
-        """Know what `learn` learned on another rank."""
+    def load_spec(self, spec: str) -> None:
+        """Take over the text that `infer_spec` returned on another rank."""
         ...
 
     @property
     def schema(self) -> Schema:
-        """Tables and fields; fields are known after `learn` or `recall`."""
+        """Tables and fields; fields are known after `infer_spec` or `load_spec`."""
         ...
 
     def batch(self, item: object) -> Batch:
-        """A batch of the loader as the brain and the wire see it."""
+        """A batch of the loader in the form of planner and messages."""
         ...
 
-    def to_user_batch(self, dealt: MicroBatch) -> object:
-        """A worker's samples as the user's loop expects them."""
+    def to_user_batch(self, micro_batch: MicroBatch) -> object:
+        """A worker's samples in the form of the user's loop."""
         ...
 
     def empty_sample(self) -> I64:
@@ -78,7 +78,7 @@ class BatchAdapter(Protocol):
 
 @dataclass
 class SampleAdapter:
-    """Batches of embroute's own data; models take them as `Samples`, whose rows are elsewhere."""
+    """Batches of embroute's own data; models take them as `Samples` without rows."""
 
     schema: Schema
     dtype: torch.dtype
@@ -91,11 +91,11 @@ class SampleAdapter:
         return len(self.schema.dense)
 
     def infer_spec(self, item: object) -> str:
-        """Nothing: the schema says it all."""
+        """Empty: the schema is known."""
         return ""
 
-    def load_spec(self, shape: str) -> None:
-        """Nothing either."""
+    def load_spec(self, spec: str) -> None:
+        """Nothing to load."""
 
     def batch(self, item: object) -> Batch:
         """Already a batch."""
@@ -103,13 +103,13 @@ class SampleAdapter:
             raise ValueError(f"expected embroute's own batches, got {type(item).__name__}")
         return item
 
-    def to_user_batch(self, dealt: MicroBatch) -> Samples:
-        """Labels and dense features; rows are looked up by the routed layers."""
+    def to_user_batch(self, micro_batch: MicroBatch) -> Samples:
+        """Labels and dense features; the routed layers look rows up."""
         return Samples(
-            torch.from_numpy(dealt.dense).to(self.device, self.dtype),
-            torch.from_numpy(dealt.label).to(self.device, self.dtype),
+            torch.from_numpy(micro_batch.dense).to(self.device, self.dtype),
+            torch.from_numpy(micro_batch.label).to(self.device, self.dtype),
             torch.empty(0, dtype=torch.int64),
-            torch.from_numpy(dealt.offsets),
+            torch.from_numpy(micro_batch.offsets),
             self.schema.num_fields,
         )
 

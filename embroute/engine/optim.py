@@ -1,4 +1,4 @@
-"""Row optimizers: what updates an embedding row, with its state beside it in one record."""
+"""Row optimizers: they update an embedding row and the optimizer state beside it in the record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UPDATES: Mapping[str, Update] = {
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """One of the four optimizers with its settings. `decay` is a weight decay of touched rows."""
+    """One of the four optimizers with its settings; `decay` is the weight decay of touched rows."""
 
     name: str
     lr: float
@@ -42,7 +42,7 @@ class RowOptimizer:
         return OPTIMIZERS[self.name](width)
 
     def with_lr(self, lr: float) -> RowOptimizer:
-        """The same optimizer at another point of its schedule."""
+        """The same optimizer with another learning rate."""
         return replace(self, lr=lr)
 
     def update(self, records_NX: Floats, index_I: Index, grad_IX: Floats, step: int) -> None:
@@ -75,8 +75,8 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                 param -= group["lr"] * grad / (state["sum"].sqrt() + group["eps"])
 
 
-# Whose steps are known: a class derived from one of them may take others.
-_KNOWN = {
+# Looked up by exact type: a derived class may compute other updates.
+_ROW_FORMS = {
     torch.optim.SGD: "sgd",
     torch.optim.Adagrad: "adagrad",
     RowWiseAdagrad: "rowwise-adagrad",
@@ -87,8 +87,8 @@ _KNOWN = {
 
 
 def row_optimizer(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> RowOptimizer:
-    """The row optimizer that does to a row what the user's torch optimizer would do to a group."""
-    name = _KNOWN.get(type(optimizer))
+    """The row optimizer with the same updates as the user's torch optimizer for a group."""
+    name = _ROW_FORMS.get(type(optimizer))
     if name is None:
         raise ValueError(
             f"optimizer {type(optimizer).__name__} has no row form; use SGD, Adagrad, "
@@ -118,21 +118,21 @@ def row_optimizer(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Ro
 
 @dataclass(frozen=True)
 class Rate:
-    """Where the rows' learning rate is read: in the groups that the tables were in."""
+    """The rows' learning rate, read from the parameter groups of the user's tables."""
 
-    rows: RowOptimizer  # as all of them were at first
+    rows: RowOptimizer  # the tables' optimizer at the beginning
     groups: Sequence[tuple[torch.optim.Optimizer, int]]
 
     @property
     def lr(self) -> float:
-        """As any schedule has set it; everything else stays as it was."""
-        found = {row_optimizer(own, own.param_groups[number]) for own, number in self.groups}
-        if len(found) > 1:
-            rates = ", ".join(f"{rows.lr:g}" for rows in sorted(found, key=lambda rows: rows.lr))
+        """The rate that a scheduler has set; no other option may change."""
+        optimizers = {row_optimizer(own, own.param_groups[number]) for own, number in self.groups}
+        if len(optimizers) > 1:
+            rates = ", ".join(f"{rate:g}" for rate in sorted(rows.lr for rows in optimizers))
             raise ValueError(
                 f"a schedule gives tables different learning rates ({rates}): rows have one"
             )
-        (now,) = found
+        (now,) = optimizers
         if now.with_lr(self.rows.lr) != self.rows:
             raise ValueError(
                 f"the tables' optimizer was {self.rows} and is {now}: of it only lr may change, by "

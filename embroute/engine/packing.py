@@ -1,4 +1,4 @@
-"""Blocks of rows packed into one message per peer and phase, the same way at both ends."""
+"""Blocks of rows packed into one message per peer and phase, in the same way at both ends."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
 from embroute.kernels.rows import Floats
 
 _RATE_BYTES = 8
+OUTSIDE = -1  # the step of blocks that no plan orders: evaluations, refills
 
 
 class PendingBlock(NamedTuple):
-    """A block, and the step whose plan orders it: that made the gradients it may hold."""
+    """A block and its step: the step whose plan orders it and which makes its gradients, if any."""
 
     step: int
     block: TransferBlock
-
-
-OUTSIDE = -1  # the step of what no plan orders: evaluations, refills
 
 
 def blocks_of_step(step: int, blocks: Iterable[TransferBlock]) -> list[PendingBlock]:
@@ -33,99 +31,106 @@ def blocks_of_step(step: int, blocks: Iterable[TransferBlock]) -> list[PendingBl
 
 
 class StagedBlock(NamedTuple):
-    """A block with its rows, copied out of the cache where its slots may be taken over."""
+    """A block to send, with its rows if they were copied out before their slots were reused."""
 
-    item: PendingBlock
-    rows: Floats | None = None  # still in the cache
+    pending: PendingBlock
+    rows: Floats | None = None  # None: still in the cache
 
     @property
     def block(self) -> TransferBlock:
         """Which rows."""
-        return self.item.block
+        return self.pending.block
 
 
 class ArrivedBlock(NamedTuple):
     """A block and its rows, within a message."""
 
-    item: PendingBlock
+    pending: PendingBlock
     rows: Floats
 
 
 class RowMessage(NamedTuple):
-    """What a message held: its blocks, and the learning rate of each step with gradients."""
+    """The content of a message: its blocks, and the learning rate of each step with gradients."""
 
     blocks: list[ArrivedBlock]
     rates: dict[int, float]
 
 
-def _gradient_steps(items: Iterable[PendingBlock]) -> list[int]:
+def _gradient_steps(blocks: Iterable[PendingBlock]) -> list[int]:
     """Steps whose gradients a message holds: each needs its learning rate."""
-    return sorted({item.step for item in items if item.block.record == GRADIENT})
+    return sorted({step for step, block in blocks if block.record == GRADIENT})
 
 
-def message_bytes(items: Sequence[PendingBlock], widths: RecordWidths) -> int:
+def message_bytes(blocks: Sequence[PendingBlock], widths: RecordWidths) -> int:
     """Bytes of a message."""
-    blocks = sum(widths.nbytes(item.block) for item in items)
-    return blocks + _RATE_BYTES * len(_gradient_steps(items))
+    row_bytes = sum(widths.nbytes(block) for _, block in blocks)
+    return row_bytes + _RATE_BYTES * len(_gradient_steps(blocks))
 
 
 def views_in(
-    items: Sequence[PendingBlock], message: U8, widths: RecordWidths
+    blocks: Sequence[PendingBlock], message: U8, widths: RecordWidths
 ) -> list[ArrivedBlock]:
-    """Where the blocks of a message lie in it, one after the other."""
-    blocks, at = [], 0
-    for item in items:
-        size = widths.nbytes(item.block)
-        rows = message[at : at + size].view(widths.dtype)
-        blocks.append(ArrivedBlock(item, rows.reshape(-1, widths.columns(item.block))))
-        at += size
-    return blocks
+    """Views of a message's blocks, which lie one after the other."""
+    views, first = [], 0
+    for pending in blocks:
+        size = widths.nbytes(pending.block)
+        rows = message[first : first + size].view(widths.dtype)
+        views.append(ArrivedBlock(pending, rows.reshape(-1, widths.columns(pending.block))))
+        first += size
+    return views
 
 
-def pack_rates(items: Iterable[PendingBlock], rates: dict[int, float], message: U8) -> None:
+def pack_rates(blocks: Iterable[PendingBlock], rates: dict[int, float], message: U8) -> None:
     """Write the learning rates behind a message's blocks."""
-    steps = _gradient_steps(items)
+    steps = _gradient_steps(blocks)
     if steps:
-        found = np.array([rates[step] for step in steps], np.float64).view(np.uint8)
-        message[-len(found) :] = found
+        tail = np.array([rates[step] for step in steps], np.float64).view(np.uint8)
+        message[-len(tail) :] = tail
 
 
-def unpack_rows(items: Sequence[PendingBlock], message: U8, widths: RecordWidths) -> RowMessage:
-    """The blocks of a message, as views of it."""
-    steps = _gradient_steps(items)
-    rates = np.frombuffer(message[len(message) - _RATE_BYTES * len(steps) :].tobytes(), np.float64)
-    return RowMessage(
-        views_in(items, message, widths), dict(zip(steps, rates.tolist(), strict=True))
-    )
+def unpack_rows(blocks: Sequence[PendingBlock], message: U8, widths: RecordWidths) -> RowMessage:
+    """The blocks of a message, as views of it, and its learning rates."""
+    steps = _gradient_steps(blocks)
+    tail = message[len(message) - _RATE_BYTES * len(steps) :].tobytes()  # a copy, for alignment
+    rates = dict(zip(steps, np.frombuffer(tail, np.float64).tolist(), strict=True))
+    return RowMessage(views_in(blocks, message, widths), rates)
 
 
 _T = TypeVar("_T", PendingBlock, StagedBlock)
 
 
-def in_chunks(entries: Iterable[_T], parts: int) -> list[list[_T]]:
-    """What moves in each of some parts; a block is within one, whoever made fewer or more."""
-    found: list[list[_T]] = [[] for _ in range(parts)]
-    for entry in entries:
-        found[entry.block.chunk * parts // MAX_CHUNKS].append(entry)
-    return found
+def by_peer(blocks: Iterable[_T], peers: Sequence[str]) -> list[tuple[str, list[_T]]]:
+    """Blocks grouped by peer, without peers that have none: one message each."""
+    groups: list[list[_T]] = [[] for _ in peers]
+    for block in blocks:
+        groups[block.block.peer].append(block)
+    return [(peer, group) for peer, group in zip(peers, groups, strict=True) if group]
+
+
+def in_chunks(blocks: Iterable[_T], chunks: int) -> list[list[_T]]:
+    """Blocks grouped by chunk. A plan with more chunks than these has several in one."""
+    groups: list[list[_T]] = [[] for _ in range(chunks)]
+    for block in blocks:
+        groups[block.block.chunk * chunks // MAX_CHUNKS].append(block)
+    return groups
 
 
 class DeferredSends(Generic[_T]):
-    """What waits for the early phase of a later step, in the order in which it will leave."""
+    """Blocks that wait for the early phase of a later step, in the order of leaving."""
 
     def __init__(self) -> None:
         self._by_step: defaultdict[int, list[_T]] = defaultdict(list)
 
-    def add(self, step: int, entries: Iterable[_T]) -> None:
-        """Let entries leave with the early phase of a step."""
-        self._by_step[step].extend(entries)
+    def add(self, step: int, blocks: Iterable[_T]) -> None:
+        """Let blocks leave with the early phase of a step."""
+        self._by_step[step].extend(blocks)
 
     def take(self, step: int) -> list[_T]:
-        """What leaves with the early phase of a step."""
+        """Remove the blocks that leave with the early phase of a step."""
         return self._by_step.pop(step, [])
 
     def take_all(self) -> list[_T]:
-        """Everything, for a drain."""
-        entries = [entry for step in sorted(self._by_step) for entry in self._by_step[step]]
+        """Remove all blocks, for a drain."""
+        blocks = [block for step in sorted(self._by_step) for block in self._by_step[step]]
         self._by_step.clear()
-        return entries
+        return blocks

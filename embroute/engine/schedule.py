@@ -1,6 +1,6 @@
-"""A plan as orders: for every worker and shard, which rows it sends and receives, when and where.
+"""A plan as transfer schedules: which rows each worker and shard sends and receives, and when.
 
-Both ends derive the same messages from the same plan, so that no message needs a request. Axes:
+Both ends derive the same messages from the same plan, so no message needs a request. Axes:
 T touches of all workers, N transfers, A arenas, W workers, K shards.
 """
 
@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from embroute.engine.kernels.touch_order import name_gradients, number_touches
-from embroute.engine.kernels.transfer_blocks import (
-    HEAD,
-    NUM_TIMES,
-    Entries,
-    append_entries,
-    blank_entries,
-    sort_into_blocks,
-)
-from embroute.engine.kernels.transfer_blocks import BlockList as Blocks
+from embroute.engine import transfer_kernels as kernels
 from embroute.engine.sharding import RowSharding
+from embroute.engine.transfer_kernels import NUM_TIMES, BlockList, BlockShape, Entries
 from embroute.kernels.array_types import I32, I64, U8, Array
 from embroute.kernels.codes import EARLY, FRESH, LATE, LAZY, MAX_CHUNKS, MISS_PULL, ROW, VALUE_STATE
 from embroute.kernels.memory import GOLDEN
@@ -31,25 +24,33 @@ from embroute.planner.kernels.transfers import Transfers
 from embroute.planner.plan import Plan
 from embroute.planner.state import State, held
 
-# When a block moves. The early phase of step t runs beside the compute of step t - 1, the urgent
-# one between their computes. Lazy blocks join the early phase of a later step.
-EARLY_PUSH = 0
-EARLY_LEAVE = 1  # an eviction that is staged in the early phase, before its slot is taken over
-URGENT_PUSH = 2
-URGENT_LEAVE = 3  # the same for a slot that the step before still trains
-EARLY_PULL = 4
-LATE_PULL = 5
-URGENT_UPDATE = 6
-LAZY_UPDATE = 7
-IN_PARTS = (URGENT_PUSH, LATE_PULL, URGENT_UPDATE)
+
+class TransferTime(IntEnum):
+    """When a block moves.
+
+    The early phase of step t runs beside the compute of step t - 1, the urgent phase between their
+    computes. Lazy blocks join the early phase of a later step.
+    """
+
+    EARLY_PUSH = 0
+    EARLY_LEAVE = 1  # an eviction, copied out in the early phase, before a pull takes its slot
+    URGENT_PUSH = 2
+    URGENT_LEAVE = 3  # an eviction, copied out after the step before has trained the row
+    EARLY_PULL = 4
+    LATE_PULL = 5
+    URGENT_UPDATE = 6
+    LAZY_UPDATE = 7
+
+
+CHUNKED = (TransferTime.URGENT_PUSH, TransferTime.LATE_PULL, TransferTime.URGENT_UPDATE)
 
 
 class TransferBlock(NamedTuple):
     """Rows of one arena that travel together between a worker and a shard."""
 
     time: int
-    chunk: int  # of MOST_PARTS, the first that it holds
-    peer: int  # the shard, in a worker's orders; the worker, in a shard's
+    chunk: int  # of MAX_CHUNKS, the first that it holds
+    peer: int  # in a worker's schedule the shard, in a shard's schedule the worker
     arena: int
     record: int
     kinds: tuple[int, ...]  # rows of each kind of transfer
@@ -62,48 +63,62 @@ class RankTransfers:
 
     blocks: tuple[TransferBlock, ...]
 
-    def at(self, *times: int) -> list[TransferBlock]:
+    def at(self, *times: TransferTime) -> list[TransferBlock]:
         """The blocks of some times, in order."""
         return [block for block in self.blocks if block.time in times]
 
     @staticmethod
-    def read(heads: Array, where: Array) -> RankTransfers:
-        """The orders that a `Listing` holds."""
-        blocks, at = [], 0
-        sharding = np.asarray(where, np.int32)
-        for head in heads.reshape(-1, HEAD).tolist():
-            time, peer, arena, record, *kinds, count = head
-            part, time = divmod(time, NUM_TIMES)
-            rows = sharding[at : at + count]
-            blocks.append(TransferBlock(time, part, peer, arena, record, tuple(kinds), rows))
-            at += count
+    def read(heads: Array, indices: Array) -> RankTransfers:
+        """Read the arrays of a `PackedTransfers`."""
+        blocks, first, indices = [], 0, np.asarray(indices, np.int32)
+        for head in heads.reshape(-1, kernels.HEAD).tolist():
+            time_and_chunk, peer, arena, record, *kinds, count = head
+            chunk, time = divmod(time_and_chunk, NUM_TIMES)
+            rows = indices[first : first + count]
+            blocks.append(TransferBlock(time, chunk, peer, arena, record, tuple(kinds), rows))
+            first += count
         return RankTransfers(tuple(blocks))
 
 
 class PackedTransfers(NamedTuple):
-    """Orders as they are sent."""
+    """One rank's blocks as they are sent."""
 
     heads: I32
     indices: I32
 
 
-# When the transfers of a list move, by their phase: early, urgent, late, lazy.
-_PUSHES = np.array([EARLY_PUSH, URGENT_PUSH, URGENT_PUSH, URGENT_PUSH], np.uint8)
-_PULLS = np.array([EARLY_PULL, EARLY_PULL, LATE_PULL, EARLY_PULL], np.uint8)
-_UPDATES = np.array([LAZY_UPDATE, URGENT_UPDATE, LAZY_UPDATE, LAZY_UPDATE], np.uint8)
+@dataclass(frozen=True)
+class TransferSchedule:
+    """The transfers of one step, or of a drain, for every rank."""
+
+    workers: list[PackedTransfers]
+    shards: list[PackedTransfers]
+
+
+def _by_phase(*times: TransferTime) -> U8:
+    """Times to look up by the phase of a transfer: early, urgent, late, lazy."""
+    return np.array(times, np.uint8)
+
+
+_AT = TransferTime
+_PUSHES = _by_phase(_AT.EARLY_PUSH, _AT.URGENT_PUSH, _AT.URGENT_PUSH, _AT.URGENT_PUSH)
+_PULLS = _by_phase(_AT.EARLY_PULL, _AT.EARLY_PULL, _AT.LATE_PULL, _AT.EARLY_PULL)
+_UPDATES = _by_phase(_AT.LAZY_UPDATE, _AT.URGENT_UPDATE, _AT.LAZY_UPDATE, _AT.LAZY_UPDATE)
 
 
 def _times(plan: Plan) -> list[U8]:
     """Time of each transfer: returns, evictions, pulls, updates."""
     evictions = np.take(_PUSHES, plan.evictions.phase)
-    leaving = plan.evictions.phase == LAZY
-    if leaving.any():
+    lazy = plan.evictions.phase == LAZY
+    if lazy.any():
+        # A lazy eviction is copied out before a pull overwrites its slot: in the urgent phase if
+        # that pull is late, else in the early phase. Worker and slot make one 64-bit key.
         late = plan.pulls.phase == LATE
         shift = np.int64(1) << 32
-        busy = plan.pulls.worker[late] * shift + plan.pulls.slot[late]
-        mine = plan.evictions.worker * shift + plan.evictions.slot
-        times = np.where(np.isin(mine, busy), np.uint8(URGENT_LEAVE), np.uint8(EARLY_LEAVE))
-        evictions = np.where(leaving, times, evictions)
+        late_keys = plan.pulls.worker[late] * shift + plan.pulls.slot[late]
+        keys = plan.evictions.worker * shift + plan.evictions.slot
+        leave = np.where(np.isin(keys, late_keys), _AT.URGENT_LEAVE, _AT.EARLY_LEAVE)
+        evictions = np.where(lazy, leave.astype(np.uint8), evictions)
     return [
         np.take(_PUSHES, plan.returns.phase),
         evictions,
@@ -112,71 +127,69 @@ def _times(plan: Plan) -> list[U8]:
     ]
 
 
-def _parted(rows: I64, time_N: U8, parts: int) -> U8:
-    """Times of transfers with the part in which each moves, the same wherever its row is named.
+def _with_chunks(rows: I64, time_N: U8, chunks: int) -> U8:
+    """Times of transfers, each with the chunk in which its row moves.
 
-    Halves of few parts are those of twice as many: plans may differ in how many they have.
+    A hash gives every row a number below MAX_CHUNKS. With half as many chunks, each chunk holds the
+    rows of two numbers. So the chunks of two plans nest, even if the plans have unlike many.
     """
-    fine = (rows.astype(np.uint64) * GOLDEN) >> np.uint64(64 - MAX_CHUNKS.bit_length() + 1)
-    part_N = fine.astype(np.int64) // (MAX_CHUNKS // parts) * (MAX_CHUNKS // parts)
-    moves = np.isin(time_N, IN_PARTS)
-    return np.where(moves, time_N + NUM_TIMES * part_N, time_N).astype(np.uint8)
+    # The hash's top log2(MAX_CHUNKS) bits; MAX_CHUNKS is a power of two.
+    number_N = (rows.astype(np.uint64) * GOLDEN) >> np.uint64(64 - MAX_CHUNKS.bit_length() + 1)
+    size = MAX_CHUNKS // chunks
+    chunk_N = number_N.astype(np.int64) // size * size  # the first number of the chunk
+    return np.where(np.isin(time_N, CHUNKED), time_N + NUM_TIMES * chunk_N, time_N).astype(np.uint8)
 
 
-def transfer_entries(
+def _transfer_entries(
     lists: Sequence[Transfers], times: Sequence[U8], sharding: RowSharding
 ) -> Entries:
     """Lists of transfers as entries."""
-    entries, start = blank_entries(sum(len(part.row) for part in lists)), 0
-    for part, time_N in zip(lists, times, strict=True):
-        append_entries(part, time_N, sharding.locator, entries, start)
-        start += len(part.row)
+    entries, start = kernels.blank_entries(sum(len(transfers.row) for transfers in lists)), 0
+    for transfers, time_N in zip(lists, times, strict=True):
+        kernels.append_entries(transfers, time_N, sharding.locator, entries, start)
+        start += len(transfers.row)
     return entries
 
 
-def _listings(blocks: Blocks) -> list[PackedTransfers]:
-    """Each owner's orders."""
-    heads, rows = blocks.first_block_O.tolist(), blocks.first_where_O.tolist()
+def _pack(blocks: BlockList) -> list[PackedTransfers]:
+    """Each owner's transfers."""
+    block_bounds, index_bounds = blocks.first_block_O.tolist(), blocks.first_index_O.tolist()
     return [
-        PackedTransfers(blocks.head_BH[heads[i] : heads[i + 1]].ravel(), blocks.where_N[first:last])
-        for i, (first, last) in enumerate(pairwise(rows))
+        PackedTransfers(blocks.head_BH[a:b].ravel(), blocks.index_N[first:last])
+        for (a, b), (first, last) in zip(
+            pairwise(block_bounds), pairwise(index_bounds), strict=True
+        )
     ]
 
 
-@dataclass(frozen=True)
-class TransferSchedule:
-    """The orders of one step, or of a drain, for every rank."""
-
-    workers: list[PackedTransfers]
-    shards: list[PackedTransfers]
-
-
-def build_schedule(entries: Entries, sharding: RowSharding) -> TransferSchedule:
-    """Orders for all ranks."""
+def _build_schedule(entries: Entries, sharding: RowSharding) -> TransferSchedule:
+    """The schedules of all ranks: entries sorted by worker, and again by shard."""
     workers, shards, arenas = sharding.num_workers, sharding.num_shards, sharding.num_arenas
     worker_N, shard_N = entries.worker_N, entries.shard_N
-    at_workers = sort_into_blocks(
-        worker_N, shard_N, entries.at_worker_N, entries, (workers, shards, arenas)
+    at_workers = kernels.sort_into_blocks(
+        worker_N, shard_N, entries.at_worker_N, entries, BlockShape(workers, shards, arenas)
     )
-    at_shards = sort_into_blocks(
-        shard_N, worker_N, entries.at_shard_N, entries, (shards, workers, arenas)
+    at_shards = kernels.sort_into_blocks(
+        shard_N, worker_N, entries.at_shard_N, entries, BlockShape(shards, workers, arenas)
     )
-    return TransferSchedule(_listings(at_workers), _listings(at_shards))
+    return TransferSchedule(_pack(at_workers), _pack(at_shards))
 
 
-def pull_schedule(transfers: Transfers, sharding: RowSharding) -> TransferSchedule:
-    """Orders that bring rows to workers outside of a step."""
-    times = np.full(len(transfers.row), EARLY_PULL, np.uint8)
-    return build_schedule(transfer_entries((transfers,), (times,), sharding), sharding)
+def schedule_at(
+    time: TransferTime, transfers: Transfers, sharding: RowSharding
+) -> TransferSchedule:
+    """Transfers that all move at one time: a drain, or pulls outside of a step."""
+    times = np.full(len(transfers.row), time, np.uint8)
+    return _build_schedule(_transfer_entries([transfers], [times], sharding), sharding)
 
 
 @dataclass(frozen=True)
 class TouchOrder:
-    """Touches renumbered within their worker and arena; those updated on the spot come first."""
+    """Touches renumbered within their worker and arena; those the worker updates come first."""
 
     number_T: I32
     slot_WA: list[list[I32]]  # slots of the arena, in the new order
-    local_WA: I64  # how many of them the worker updates itself
+    local_WA: I64  # how many touches the worker updates itself
 
 
 def order_touches(plan: Plan, sharding: RowSharding) -> TouchOrder:
@@ -184,17 +197,17 @@ def order_touches(plan: Plan, sharding: RowSharding) -> TouchOrder:
     touches, arenas = plan.touches, sharding.num_arenas
     slot_T, first_WA = plan.placement.slot_T, sharding.first_slot_WA
     if plan.shared_memory:
-        slot_T = np.take(
-            sharding.arena_indices(plan.rows.rows_U, plan.rows.arena_U), touches.unique_T
-        )
-        first_WA = np.zeros_like(first_WA)
-    first, number_T, slots = number_touches(
+        # Rows are trained where they lie: a slot is the row's place in the tables of all shards.
+        slot_U = sharding.arena_indices(plan.rows.rows_U, plan.rows.arena_U)
+        slot_T, first_WA = np.take(slot_U, touches.unique_T), np.zeros_like(first_WA)
+    first, number_T, slots = kernels.number_touches(
         touches.worker_T,
         plan.rows.arena_U[touches.unique_T],
         plan.decision.mode_T,
         slot_T,
         first_WA,
     )
+    # Boxes alternate: local touches of a worker and arena at even, the others at odd places.
     bounds = first[::2]
     slot_WA = [
         [slots[bounds[w * arenas + a] : bounds[w * arenas + a + 1]] for a in range(arenas)]
@@ -205,48 +218,42 @@ def order_touches(plan: Plan, sharding: RowSharding) -> TouchOrder:
 
 
 def step_schedule(plan: Plan, number_T: I32, sharding: RowSharding) -> TransferSchedule:
-    """Orders of a step. Gradients are named by touch, everything else by slot and row."""
+    """The schedule of a step. Gradients are named by touch, all other records by slot and row."""
     lists = (plan.returns, plan.evictions, plan.pulls, plan.updates)
     times = _times(plan)
     if plan.chunks > 1:
-        moved = zip(lists, times, strict=True)
-        times = [_parted(part.row, time_N, plan.chunks) for part, time_N in moved]
-    entries = transfer_entries(lists, times, sharding)
-    name_gradients(plan.decision.push_T, number_T, entries.at_worker_N)
-    return build_schedule(entries, sharding)
+        pairs = zip(lists, times, strict=True)
+        times = [_with_chunks(moved.row, time_N, plan.chunks) for moved, time_N in pairs]
+    entries = _transfer_entries(lists, times, sharding)
+    kernels.name_gradients(plan.decision.push_T, number_T, entries.at_worker_N)
+    return _build_schedule(entries, sharding)
 
 
-def drain_schedule(transfers: Transfers, sharding: RowSharding) -> TransferSchedule:
-    """Orders that bring every update home."""
-    times = np.full(len(transfers.row), URGENT_PUSH, np.uint8)
-    return build_schedule(transfer_entries((transfers,), (times,), sharding), sharding)
-
-
-REFILL_ROWS = 1 << 15  # of a worker at a time
+REFILL_ROWS = 1 << 15  # of a worker in one message
 
 
 def refill_schedules(state: State, sharding: RowSharding) -> list[TransferSchedule]:
-    """Pulls that put every up-to-date copy back into its slot, some rows at a time."""
-    scripts = []
+    """Pulls that put every fresh copy back into its slot, some rows at a time."""
+    schedules = []
     for worker in range(state.setup.num_workers):
         slots, cells = held(state, worker)
         fresh = slots[(cells & FRESH) != 0]
-        for part in np.array_split(fresh, -(-len(fresh) // REFILL_ROWS) or 1):
-            if len(part):
-                scripts.append(_refill(state, sharding, worker, part.astype(np.int64)))
-    return scripts
+        for some in np.array_split(fresh, -(-len(fresh) // REFILL_ROWS) or 1):
+            if len(some):
+                schedules.append(_refill(state, sharding, worker, some.astype(np.int64)))
+    return schedules
 
 
 def _refill(state: State, sharding: RowSharding, worker: int, slots: I64) -> TransferSchedule:
     rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
     count = len(rows)
     transfers = Transfers(
-        np.full(count, worker, np.int32),
-        rows,
-        slots.astype(np.int32),
-        state.setup.arena_of(rows),
-        np.full(count, MISS_PULL, np.uint8),
-        np.full(count, VALUE_STATE, np.uint8),
-        np.full(count, EARLY, np.uint8),
+        worker=np.full(count, worker, np.int32),
+        row=rows,
+        slot=slots.astype(np.int32),
+        arena=state.setup.arena_of(rows),
+        kind=np.full(count, MISS_PULL, np.uint8),
+        record=np.full(count, VALUE_STATE, np.uint8),
+        phase=np.full(count, EARLY, np.uint8),
     )
-    return pull_schedule(transfers, sharding)
+    return schedule_at(TransferTime.EARLY_PULL, transfers, sharding)

@@ -1,46 +1,25 @@
-"""A shard: holds its part of every table, takes updates in, gives rows out, as the plans say."""
+"""A shard: holds its part of every table, takes updates in and gives rows out, as plans say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from embroute.engine import packing
 from embroute.engine.control import ControlMessage
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
-from embroute.engine.packing import (
-    OUTSIDE,
-    DeferredSends,
-    PendingBlock,
-    RowMessage,
-    blocks_of_step,
-    in_chunks,
-    message_bytes,
-    unpack_rows,
-    views_in,
-)
-from embroute.engine.schedule import (
-    EARLY_LEAVE,
-    EARLY_PULL,
-    EARLY_PUSH,
-    LATE_PULL,
-    LAZY_UPDATE,
-    URGENT_LEAVE,
-    URGENT_PUSH,
-    URGENT_UPDATE,
-    RankTransfers,
-    TransferBlock,
-)
-from embroute.engine.shared_tables import hear, tell
+from embroute.engine.packing import DeferredSends, PendingBlock, RowMessage, blocks_of_step
+from embroute.engine.schedule import RankTransfers, TransferBlock, TransferTime
 from embroute.engine.store import RecordWidths, ShardStore
 from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
 from embroute.transport.buffers import MessageTransport, RecvHandle
 
 
 class IncomingBlocks(NamedTuple):
-    """Blocks of each worker on their way."""
+    """Messages on their way, and the blocks in the message of each worker."""
 
-    posted: RecvHandle
-    messages: list[list[PendingBlock]]
+    receives: RecvHandle
+    blocks: list[list[PendingBlock]]
 
 
 class Shard:
@@ -53,106 +32,101 @@ class Shard:
         transport: MessageTransport,
         workers: Sequence[str],
         meter: Meter,
-        in_place: bool = False,
     ) -> None:
-        self.store, self.widths, self.transport, self.workers = store, widths, transport, workers
-        self.meter, self.in_place = meter, in_place
+        self.store, self.widths = store, widths
+        self.transport, self.workers, self.meter = transport, workers, meter
         self._lazy: DeferredSends[PendingBlock] = DeferredSends()
         self._leaving: DeferredSends[PendingBlock] = DeferredSends()
+        # Updates that the previous step ordered for this step's urgent phase, in as many chunks.
         self._urgent: list[PendingBlock] = []
-        self._parts = MAX_CHUNKS  # of the plan that ordered them
+        self._chunks = MAX_CHUNKS
 
     def step(self, message: ControlMessage) -> None:
         """Both phases before a step: updates come in, then rows go out."""
-        meta, heads, index = message.arrays[:3]
-        step, orders = self._at(int(meta[0])), RankTransfers.read(heads, index)
+        header, heads, indices = message.arrays[:3]
+        step, chunks = (int(number) for number in header)
+        transfers = RankTransfers.read(heads, indices)
+        self._begin(step)
         self.meter.message(step, message.nbytes)
+
+        def blocks(time: TransferTime) -> list[PendingBlock]:
+            return blocks_of_step(step, transfers.at(time))
+
         with self.meter.during(EARLY_PHASE, self.transport):
-            waiting = self._lazy.take(step) + self._leaving.take(step)
-            self._land(waiting + blocks_of_step(step, orders.at(EARLY_PUSH)))
-            self._send(blocks_of_step(step, orders.at(EARLY_PULL)))
-        self._leaving.add(step + 1, blocks_of_step(step, orders.at(EARLY_LEAVE)))
-        parts = int(meta[1])
+            deferred = self._lazy.take(step) + self._leaving.take(step)
+            self._take(self._expect(deferred + blocks(TransferTime.EARLY_PUSH)))
+            self._send(blocks(TransferTime.EARLY_PULL)).wait()
+        self._leaving.add(step + 1, blocks(TransferTime.EARLY_LEAVE))
         with self.meter.during(URGENT_PHASE, self.transport):
-            pushes = self._urgent + blocks_of_step(step, orders.at(URGENT_PUSH))
-            self._stream(
-                pushes, blocks_of_step(step, orders.at(LATE_PULL)), min(parts, self._parts)
-            )
-            self._meet()
-        self._parts = parts
-        self._leaving.add(step + 1, blocks_of_step(step, orders.at(URGENT_LEAVE)))
-        self._urgent = blocks_of_step(step, orders.at(URGENT_UPDATE))
-        self._lazy.add(step + 2, blocks_of_step(step, orders.at(LAZY_UPDATE)))
+            pushes = self._urgent + blocks(TransferTime.URGENT_PUSH)
+            # Chunks nest, so the smaller number of both plans cuts the blocks of both.
+            self._stream(pushes, blocks(TransferTime.LATE_PULL), min(chunks, self._chunks))
+            self.store.meet(self.transport, self.workers)
+        self._urgent, self._chunks = blocks(TransferTime.URGENT_UPDATE), chunks
+        self._leaving.add(step + 1, blocks(TransferTime.URGENT_LEAVE))
+        self._lazy.add(step + 2, blocks(TransferTime.LAZY_UPDATE))
         self.meter.steps += 1
 
     def drain(self, message: ControlMessage) -> None:
-        """Everything that is still on its way, and every update that workers keep."""
-        meta, heads, index = message.arrays[:3]
-        step, orders = self._at(int(meta[0])), RankTransfers.read(heads, index)
+        """Take in all deferred updates, and every update that workers keep."""
+        header, heads, indices = message.arrays[:3]
+        step, transfers = int(header[0]), RankTransfers.read(heads, indices)
+        self._begin(step)
         with self.meter.during(DRAIN_PHASE, self.transport):
-            waiting = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-            self._land(waiting + blocks_of_step(step, orders.at(URGENT_PUSH)))
-            self._meet()
-        self._urgent, self._parts = [], MAX_CHUNKS
+            deferred = self._lazy.take_all() + self._leaving.take_all() + self._urgent
+            pushes = blocks_of_step(step, transfers.at(TransferTime.URGENT_PUSH))
+            self._take(self._expect(deferred + pushes))
+            self.store.meet(self.transport, self.workers)
+        self._urgent, self._chunks = [], MAX_CHUNKS
 
-    def _meet(self) -> None:
-        """Where workers train rows in place: all of them go on when all are done."""
-        if self.in_place:
-            hear(self.transport, self.workers)
-            tell(self.transport, self.workers)
-
-    def _at(self, step: int) -> int:
-        """What lands now is there for the reads of this step."""
+    def _begin(self, step: int) -> None:
+        """In a debug run: updates that arrive from now on are there for the reads of this step."""
         if self.store.stamps is not None:
             self.store.stamps.step = step
-        return step
 
     def serve(self, blocks: Sequence[TransferBlock]) -> None:
         """Send rows outside of a step."""
         with self.meter.during(ASIDE, self.transport):
-            self._send(blocks_of_step(OUTSIDE, blocks))
+            self._send(blocks_of_step(packing.OUTSIDE, blocks)).wait()
 
     def _stream(
-        self, pushes: Sequence[PendingBlock], pulls: Sequence[PendingBlock], parts: int
+        self, pushes: Sequence[PendingBlock], pulls: Sequence[PendingBlock], chunks: int
     ) -> None:
-        """Take updates in and give rows out part by part: one goes out while the next come in."""
-        coming = [self._expect(own) for own in in_chunks(pushes, parts)]
-        going = []
-        for i, wanted in enumerate(in_chunks(pulls, parts)):
-            self._take(coming[i])
-            going.append(self._post(wanted))
-        for posted in going:
-            posted.wait()
+        """Take updates in and give rows out, chunk by chunk.
+
+        The rows of a chunk go out while the updates of the next chunks come in.
+        """
+        incoming = [self._expect(chunk) for chunk in packing.in_chunks(pushes, chunks)]
+        outgoing = []
+        for updates, wanted in zip(incoming, packing.in_chunks(pulls, chunks), strict=True):
+            self._take(updates)
+            outgoing.append(self._send(wanted))
+        for sending in outgoing:
+            sending.wait()
 
     def _expect(self, expected: Sequence[PendingBlock]) -> IncomingBlocks:
         """Begin to receive blocks."""
-        messages, sizes = [], []
-        for worker, name in enumerate(self.workers):
-            own = [item for item in expected if item.block.peer == worker]
-            if own:
-                messages.append(own)
-                sizes.append((name, message_bytes(own, self.widths)))
-        return IncomingBlocks(self.transport.submit([], sizes), messages)
+        groups = packing.by_peer(expected, self.workers)
+        sizes = [(name, packing.message_bytes(blocks, self.widths)) for name, blocks in groups]
+        return IncomingBlocks(self.transport.submit([], sizes), [blocks for _, blocks in groups])
 
-    def _land(self, expected: Sequence[PendingBlock]) -> None:
-        self._take(self._expect(expected))
+    def _take(self, incoming: IncomingBlocks) -> None:
+        """Wait for blocks and put their rows into the store, in the order of workers."""
+        arrived = zip(incoming.blocks, incoming.receives.wait(), strict=True)
+        messages = [packing.unpack_rows(blocks, data, self.widths) for blocks, data in arrived]
+        for message in messages:
+            for pending, rows in message.blocks:
+                self.meter.block(pending, rows.nbytes)
+                if pending.block.record != GRADIENT:
+                    self.store.write(pending.block, rows)
+        self._update(messages)
+        incoming.receives.release()
 
-    def _take(self, coming: IncomingBlocks) -> None:
-        """Carry blocks out once they are there: worker by worker, each row's gradients summed."""
-        arrived = zip(coming.messages, coming.posted.wait(), strict=True)
-        parcels = [unpack_rows(own, data, self.widths) for own, data in arrived]
-        for parcel in parcels:
-            for item, rows in parcel.blocks:
-                self.meter.block(item, rows.nbytes)
-                if item.block.record != GRADIENT:
-                    self.store.write(item.block, rows)
-        self._update(parcels)
-        coming.posted.release()
-
-    def _update(self, parcels: Sequence[RowMessage]) -> None:
+    def _update(self, messages: Sequence[RowMessage]) -> None:
+        """Apply the gradients of each step, with the learning rate of that step."""
         rates: dict[int, float] = {}
-        for parcel in parcels:
-            for step, rate in parcel.rates.items():
+        for message in messages:
+            for step, rate in message.rates.items():
                 if rates.setdefault(step, rate) != rate:
                     raise ValueError(
                         f"step {step}: workers use learning rates {rates[step]} and {rate}; a "
@@ -160,26 +134,20 @@ class Shard:
                     )
         for step in sorted(rates):
             pushed = [
-                (item.block, rows)
-                for parcel in parcels
-                for item, rows in parcel.blocks
-                if item.step == step and item.block.record == GRADIENT
+                (pending.block, rows)
+                for message in messages
+                for pending, rows in message.blocks
+                if pending.step == step and pending.block.record == GRADIENT
             ]
             self.store.update(pushed, rates[step], step)
 
-    def _send(self, wanted: Sequence[PendingBlock]) -> None:
-        self._post(wanted).wait()
-
-    def _post(self, wanted: Sequence[PendingBlock]) -> RecvHandle:
+    def _send(self, wanted: Sequence[PendingBlock]) -> RecvHandle:
         """Begin to send rows."""
         buffers = []
-        for worker, name in enumerate(self.workers):
-            mine = [item for item in wanted if item.block.peer == worker]
-            if not mine:
-                continue
-            buffer = self.transport.acquire(name, message_bytes(mine, self.widths))
-            for item, rows in views_in(mine, buffer.data, self.widths):
-                self.store.read(item.block, rows)
-                self.meter.block(item, rows.nbytes)
+        for worker, blocks in packing.by_peer(wanted, self.workers):
+            buffer = self.transport.acquire(worker, packing.message_bytes(blocks, self.widths))
+            for pending, rows in packing.views_in(blocks, buffer.data, self.widths):
+                self.store.read(pending.block, rows)
+                self.meter.block(pending, rows.nbytes)
             buffers.append(buffer)
         return self.transport.submit(buffers, [])

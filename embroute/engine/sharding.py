@@ -1,4 +1,4 @@
-"""Where a row lies: its shard, its arena, and its number among the shard's rows of that arena."""
+"""The place of a row: its shard, its arena, and its number among the shard's rows of that arena."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
-from embroute.engine.kernels.transfer_blocks import RowLocator, arena_index, locate
+from embroute.engine.transfer_kernels import RowLocator, arena_index, locate
 from embroute.kernels.array_types import I32, I64, U8
 from embroute.planner.setup import Setup
 
 
 @dataclass(frozen=True)
 class RowSharding:
-    """Row r is kept by shard r mod K. Axes: K shards, T tables, A arenas, W workers."""
+    """Shard r mod K holds row r. Axes: K shards, T tables, A arenas, W workers."""
 
     setup: Setup
 
@@ -45,15 +45,15 @@ class RowSharding:
 
     @cached_property
     def locator(self) -> RowLocator:
-        """The same for kernels."""
+        """Tables from which kernels compute the places of rows."""
         first_T = np.asarray(self.setup.schema.first_rows, np.int64)
-        shift = max(0, int(first_T[-1]).bit_length() - 12)
+        shift = max(0, int(first_T[-1]).bit_length() - 12)  # at most 4,096 guesses: 16 KiB
         starts = np.arange(0, first_T[-1] + 1, 1 << shift)
         guess_G = (np.searchsorted(first_T, starts, side="right") - 1).astype(np.int32)
         return RowLocator(first_T, self._before_KT, guess_G, shift, self.first_slot_WA)
 
     def arena_indices(self, rows: I64, arenas: U8) -> I32:
-        """Number of each row in its arena where all shards' rows lie one after the other."""
+        """Number of each row in its arena, if all shards' rows lie one after the other."""
         return arena_index(rows, arenas, self.locator, self.first_KA)
 
     def rows_of(self, shard: int, table: int) -> I64:
@@ -64,12 +64,11 @@ class RowSharding:
     @cached_property
     def _before_KT(self) -> I64:
         """Rows of earlier tables of the same arena, by shard and table."""
-        counts_KT, setup = self.counts_KT, self.setup
-        before = np.zeros_like(counts_KT)
-        for width in setup.arenas:
-            tables = [t for t, own in enumerate(setup.widths) if own == width]
-            before[:, tables] = np.cumsum(counts_KT[:, tables], 1) - counts_KT[:, tables]
-        return before
+        counts_KT, before_KT = self.counts_KT, np.zeros_like(self.counts_KT)
+        for width in self.setup.arenas:
+            tables = np.equal(self.setup.widths, width)
+            before_KT[:, tables] = np.cumsum(counts_KT[:, tables], 1) - counts_KT[:, tables]
+        return before_KT
 
     @cached_property
     def counts_KT(self) -> I64:
@@ -82,11 +81,8 @@ class RowSharding:
     @cached_property
     def counts_KA(self) -> I64:
         """Rows of each arena that each shard holds."""
-        sums = [
-            self.counts_KT[:, [t for t, own in enumerate(self.setup.widths) if own == width]].sum(1)
-            for width in self.setup.arenas
-        ]
-        return np.stack(sums, 1)
+        tables_A = [np.equal(self.setup.widths, width) for width in self.setup.arenas]
+        return np.stack([self.counts_KT[:, tables].sum(1) for tables in tables_A], 1)
 
     @cached_property
     def first_KA(self) -> I64:

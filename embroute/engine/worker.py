@@ -1,6 +1,6 @@
-"""A worker's rows: its cache, and the thread that fills it before each step and empties it after.
+"""A worker's row transfers: fill the cache before each step, and push updates after it.
 
-The user's loop computes; beside it the early phase of the next step runs.
+The user's loop computes; beside it the early phase of the next step runs in a thread.
 """
 
 from __future__ import annotations
@@ -11,48 +11,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embroute.engine import packing
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
-from embroute.engine.packing import (
-    OUTSIDE,
-    ArrivedBlock,
-    DeferredSends,
-    PendingBlock,
-    StagedBlock,
-    blocks_of_step,
-    in_chunks,
-    message_bytes,
-    pack_rates,
-    views_in,
-)
-from embroute.engine.schedule import (
-    EARLY_LEAVE,
-    EARLY_PULL,
-    EARLY_PUSH,
-    LATE_PULL,
-    LAZY_UPDATE,
-    URGENT_LEAVE,
-    URGENT_PUSH,
-    URGENT_UPDATE,
-    RankTransfers,
-    TransferBlock,
-)
-from embroute.engine.shared_tables import hear, tell
+from embroute.engine.packing import ArrivedBlock, DeferredSends, PendingBlock, StagedBlock
+from embroute.engine.packing import blocks_of_step as blocks_of
+from embroute.engine.schedule import RankTransfers, TransferBlock, TransferTime
 from embroute.engine.step_message import RowsToInit, WorkerStep
 from embroute.engine.store import CacheStore
-from embroute.kernels.array_types import U8
 from embroute.kernels.codes import MAX_CHUNKS
 from embroute.kernels.rows import Floats
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.setup import Setup
-from embroute.transport.buffers import MessageTransport, RecvHandle
+from embroute.transport.buffers import MessageTransport, RecvHandle, SendBuffer
 
 
 class InFlight(NamedTuple):
-    """Messages on their way: what leaves, and the blocks that come from each shard."""
+    """Messages on their way: the pushed blocks, and the blocks in the message of each shard."""
 
-    posted: RecvHandle
+    messages: RecvHandle
     pushes: Sequence[StagedBlock]
-    expected: list[list[PendingBlock]]
+    pulls: list[list[PendingBlock]]
 
 
 class WorkerTransfers:
@@ -68,161 +46,156 @@ class WorkerTransfers:
         shards: Sequence[str],
         meter: Meter,
         setup: Setup,
-        in_place: bool = False,
     ) -> None:
-        self.setup, self.in_place = setup, in_place
-        self.store, self.widths, self.transport, self.shards = (
-            store,
-            store.widths,
-            transport,
-            shards,
-        )
-        self.meter = meter
+        self.store, self.widths, self.setup = store, store.widths, setup
+        self.transport, self.shards, self.meter = transport, shards, meter
         self._lazy: DeferredSends[StagedBlock] = DeferredSends()
         self._leaving: DeferredSends[StagedBlock] = DeferredSends()
+        # Updates that the last finished step has for the next urgent phase, in as many chunks.
         self._urgent: list[StagedBlock] = []
-        self._parts = MAX_CHUNKS  # of the plan that ordered them
-        self._rates: dict[int, float] = {}
+        self._chunks = MAX_CHUNKS
+        self._rates: dict[int, float] = {}  # learning rates of the last steps
 
-    def early(self, step: int, orders: RankTransfers) -> None:
-        """Beside the compute of the step before: what neither end needs for it."""
+    def early(self, step: int, transfers: RankTransfers) -> None:
+        """Beside the compute of the step before: move rows that this compute does not use."""
         began = time.perf_counter()
         with self.meter.during(EARLY_PHASE, self.transport):
-            leaving = self._stage(step, orders.at(EARLY_LEAVE))
+            # Rows to evict are copied out first: pulls of this phase overwrite their slots.
+            leaving = self._stage(step, transfers.at(TransferTime.EARLY_LEAVE))
             pushes = self._lazy.take(step) + self._leaving.take(step)
-            pushes += _unstaged(step, orders.at(EARLY_PUSH))
-            self._swap(pushes, blocks_of_step(step, orders.at(EARLY_PULL)))
+            pushes += _unstaged(step, transfers.at(TransferTime.EARLY_PUSH))
+            self._move(pushes, blocks_of(step, transfers.at(TransferTime.EARLY_PULL)))
             self._leaving.add(step + 1, leaving)
         self.meter.span(EARLY_PHASE, step, began)
 
-    def urgent(self, step: int, orders: RankTransfers, parts: int) -> None:
-        """Between two computes: updates that others wait for, rows that had to wait for them.
+    def urgent(self, step: int, transfers: RankTransfers, chunks: int) -> None:
+        """Between two computes: push updates that others wait for, pull rows that waited for them.
 
-        In parts, each of which may come while the next ones go.
+        A chunk of pulls may arrive while the next chunks of pushes leave.
         """
         began = time.perf_counter()
         with self.meter.during(URGENT_PHASE, self.transport):
-            leaving = self._stage(step, orders.at(URGENT_LEAVE))
-            pushes = self._urgent + _unstaged(step, orders.at(URGENT_PUSH))
-            pulls, both = blocks_of_step(step, orders.at(LATE_PULL)), min(parts, self._parts)
-            own = zip(in_chunks(pushes, both), in_chunks(pulls, both), strict=True)
-            moving = [self._post(*part) for part in own]
-            for part in moving:
-                self._take(part)
-            self._meet()
-        self._urgent, self._parts = [], parts
+            leaving = self._stage(step, transfers.at(TransferTime.URGENT_LEAVE))
+            pushes = self._urgent + _unstaged(step, transfers.at(TransferTime.URGENT_PUSH))
+            pulls = blocks_of(step, transfers.at(TransferTime.LATE_PULL))
+            # Chunks nest, so the smaller number of both plans cuts the blocks of both.
+            common = min(chunks, self._chunks)
+            pairs = zip(
+                packing.in_chunks(pushes, common), packing.in_chunks(pulls, common), strict=True
+            )
+            for in_flight in [self._submit(*pair) for pair in pairs]:
+                self._take(in_flight)
+            self.store.meet(self.transport, self.shards)
+        self._urgent, self._chunks = [], chunks
         self._leaving.add(step + 1, leaving)
         self.meter.span(URGENT_PHASE, step, began)
         self.meter.steps += 1
 
-    def init_rows(self, made: RowsToInit) -> None:
-        """The initial values of rows that nobody has trained yet, before the step computes."""
-        if not len(made.rows):
+    def init_rows(self, to_init: RowsToInit) -> None:
+        """Compute the initial values of rows that no step has trained yet."""
+        if not len(to_init.rows):
             return
-        rows = made.rows.astype(np.int64)
+        rows = to_init.rows.astype(np.int64)
         table, arena = self.setup.table_of(rows), self.setup.arena_of(rows)
         ids = rows - self.setup.schema.first_rows[table]
         for number, width in enumerate(self.setup.arenas):
-            own = arena == number
-            values = initial_rows(self.setup.seed, table[own], ids[own], width)
-            self.store.begin(number, made.slots[own], rows[own], values)
+            inside = arena == number
+            values = initial_rows(self.setup.seed, table[inside], ids[inside], width)
+            self.store.begin(number, to_init.slots[inside], rows[inside], values)
 
     def finish(self, work: WorkerStep, grads: Sequence[Floats], lr: float) -> None:
-        """After the backward pass: update own rows, copy out what leaves."""
+        """After the backward pass: update rows of this worker alone, copy out all other updates."""
         began = time.perf_counter()
-        self.store.optimizer = self.store.optimizer.with_lr(lr)
+        self.store.set_lr(lr)
+        # Gradients leave at most two steps after they were made.
         recent = {step: rate for step, rate in self._rates.items() if step > work.step - 3}
         self._rates = {**recent, work.step: lr}
         for arena, count in enumerate(work.local_A):
             slots = work.slot_AT[arena][:count]
             self.store.apply(arena, slots, grads[arena][:count], work.step)
-        self._urgent = self._stage(work.step, work.transfers.at(URGENT_UPDATE), grads)
-        lazy = self._stage(work.step, work.transfers.at(LAZY_UPDATE), grads)
+        urgent, lazy = (
+            self._stage(work.step, work.transfers.at(update), grads)
+            for update in (TransferTime.URGENT_UPDATE, TransferTime.LAZY_UPDATE)
+        )
+        self._urgent = urgent
         self._lazy.add(work.step + 2, lazy)
         self.meter.seconds["update"] += time.perf_counter() - began
 
-    def drain(self, step: int, orders: RankTransfers) -> None:
-        """Bring every update home."""
+    def drain(self, step: int, transfers: RankTransfers) -> None:
+        """Push every update to its shard."""
         with self.meter.during(DRAIN_PHASE, self.transport):
             pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-            self._swap(pushes + _unstaged(step, orders.at(URGENT_PUSH)), [])
-            self._meet()
-        self._urgent, self._parts = [], MAX_CHUNKS
-
-    def _meet(self) -> None:
-        """Where rows are trained in place: go on when everybody's updates are there."""
-        if self.in_place:
-            tell(self.transport, self.shards)
-            hear(self.transport, self.shards)
+            self._move(pushes + _unstaged(step, transfers.at(TransferTime.URGENT_PUSH)), [])
+            self.store.meet(self.transport, self.shards)
+        self._urgent, self._chunks = [], MAX_CHUNKS
 
     def fetch(self, blocks: Sequence[TransferBlock]) -> list[Floats]:
-        """Rows as they are at the shards, outside of the cache."""
+        """Rows as they are at the shards, pulled past the cache."""
         with self.meter.during(ASIDE, self.transport):
-            moving = self._post([], blocks_of_step(OUTSIDE, blocks))
-            arrived = self._arrived(moving)
-        found = [rows[:, : self.widths.own_columns(item.block)].copy() for item, rows in arrived]
-        moving.posted.release()
-        return found
+            in_flight = self._submit([], blocks_of(packing.OUTSIDE, blocks))
+            arrived = self._wait(in_flight)
+        copies = [
+            rows[:, : self.widths.own_columns(pending.block)].copy() for pending, rows in arrived
+        ]
+        in_flight.messages.release()
+        return copies
 
-    def refill(self, orders: RankTransfers) -> None:
-        """Put copies back into their slots."""
+    def refill(self, transfers: RankTransfers) -> None:
+        """Put copies back into their slots, after a resume."""
         with self.meter.during(ASIDE, self.transport):
-            self._swap([], blocks_of_step(OUTSIDE, orders.blocks))
+            self._move([], blocks_of(packing.OUTSIDE, transfers.blocks))
 
     def _stage(
         self, step: int, blocks: Sequence[TransferBlock], grads: Sequence[Floats] = ()
     ) -> list[StagedBlock]:
+        """Copy the rows of blocks out of the cache."""
         return [
-            StagedBlock(item, self.store.read(item.block, grads))
-            for item in blocks_of_step(step, blocks)
+            StagedBlock(pending, self.store.read(pending.block, grads))
+            for pending in blocks_of(step, blocks)
         ]
 
-    def _swap(self, pushes: Sequence[StagedBlock], pulls: Sequence[PendingBlock]) -> None:
-        self._take(self._post(pushes, pulls))
+    def _move(self, pushes: Sequence[StagedBlock], pulls: Sequence[PendingBlock]) -> None:
+        self._take(self._submit(pushes, pulls))
 
-    def _post(self, pushes: Sequence[StagedBlock], pulls: Sequence[PendingBlock]) -> InFlight:
-        """Begin to send pushes and to receive pulls, one message per shard and direction."""
-        buffers, sizes, expected = [], [], []
-        for shard, name in enumerate(self.shards):
-            own = [entry for entry in pushes if entry.block.peer == shard]
-            if own:
-                buffer = self.transport.acquire(
-                    name, message_bytes([one.item for one in own], self.widths)
-                )
-                self._write(own, buffer.data)
-                buffers.append(buffer)
-            mine = [item for item in pulls if item.block.peer == shard]
-            if mine:
-                sizes.append((name, message_bytes(mine, self.widths)))
-                expected.append(mine)
-        return InFlight(self.transport.submit(buffers, sizes), pushes, expected)
+    def _submit(self, pushes: Sequence[StagedBlock], pulls: Sequence[PendingBlock]) -> InFlight:
+        """Begin to push and to pull, with one message per shard and direction."""
+        buffers = [self._pack(*group) for group in packing.by_peer(pushes, self.shards)]
+        expected = packing.by_peer(pulls, self.shards)
+        sizes = [(name, packing.message_bytes(blocks, self.widths)) for name, blocks in expected]
+        messages = self.transport.submit(buffers, sizes)
+        return InFlight(messages, pushes, [blocks for _, blocks in expected])
 
-    def _write(self, own: Sequence[StagedBlock], message: U8) -> None:
-        """A message: blocks one after the other, then the learning rates."""
-        moved = [entry.item for entry in own]
-        for (item, staged), (_, rows) in zip(
-            own, views_in(moved, message, self.widths), strict=True
-        ):
-            if staged is None:
-                self.store.read_into(item.block, rows)
+    def _pack(self, shard: str, staged: Sequence[StagedBlock]) -> SendBuffer:
+        """Write a message: blocks one after the other, then the learning rates."""
+        blocks = [pending for pending, _ in staged]
+        buffer = self.transport.acquire(shard, packing.message_bytes(blocks, self.widths))
+        views = packing.views_in(blocks, buffer.data, self.widths)
+        for (pending, rows), (_, view) in zip(staged, views, strict=True):
+            if rows is None:
+                self.store.read_into(pending.block, view)
             else:
-                rows[:] = staged
-        pack_rates(moved, self._rates, message)
+                view[:] = rows
+        packing.pack_rates(blocks, self._rates, buffer.data)
+        return buffer
 
-    def _take(self, moving: InFlight) -> None:
-        """Put what arrives into its slots."""
-        for item, rows in self._arrived(moving):
-            self.store.write(item.block, rows)
-        moving.posted.release()
+    def _take(self, in_flight: InFlight) -> None:
+        """Wait for rows, and put them into their slots."""
+        for pending, rows in self._wait(in_flight):
+            self.store.write(pending.block, rows)
+        in_flight.messages.release()
 
-    def _arrived(self, moving: InFlight) -> list[ArrivedBlock]:
-        messages = zip(moving.expected, moving.posted.wait(), strict=True)
-        arrived = [entry for mine, data in messages for entry in views_in(mine, data, self.widths)]
-        for item in (*(push.item for push in moving.pushes), *(entry.item for entry in arrived)):
-            self.meter.block(item, self.widths.nbytes(item.block))
+    def _wait(self, in_flight: InFlight) -> list[ArrivedBlock]:
+        messages = zip(in_flight.pulls, in_flight.messages.wait(), strict=True)
+        arrived = [
+            block
+            for blocks, data in messages
+            for block in packing.views_in(blocks, data, self.widths)
+        ]
+        for pending in (block.pending for block in (*in_flight.pushes, *arrived)):
+            self.meter.block(pending, self.widths.nbytes(pending.block))
         return arrived
 
 
 def _unstaged(step: int, blocks: Sequence[TransferBlock]) -> list[StagedBlock]:
     """Blocks whose rows are read when they leave."""
-    return [StagedBlock(item) for item in blocks_of_step(step, blocks)]
+    return [StagedBlock(pending) for pending in blocks_of(step, blocks)]

@@ -24,13 +24,13 @@ from embroute.checkpoint.resume import agree_on_start
 from embroute.checkpoint.saver import Saver, WorkerCheckpoint, load_state, same_caches, send_reply
 from embroute.checkpoint.strict_json import Json
 from embroute.engine import control
+from embroute.engine.control import Verb
 from embroute.engine.coordinator import Coordinator, EventSchedule
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
-from embroute.engine.schedule import EARLY_PULL, RankTransfers
+from embroute.engine.schedule import RankTransfers, TransferTime
 from embroute.engine.shard import Shard
-from embroute.engine.shared_tables import part_of, shared_tables
-from embroute.engine.store import CacheStore, ShardStore
+from embroute.engine.store import CacheStore, ShardStore, rows_of_shard, shared_tables
 from embroute.engine.worker import WorkerTransfers
 from embroute.kernels.codes import DELTA
 from embroute.kernels.rows import Floats, scatter
@@ -239,24 +239,24 @@ def _run_shard(job: TrainingJob, resume: ResumePoint | None) -> Shard:
     rank, sharding, widths = job.rank, job.sharding, job.widths
     records: list[Floats] = []
     if job.policy.sync.shared_memory:
-        records = part_of(shared_tables(rank.rows, sharding, widths), sharding, rank.index)
+        records = rows_of_shard(shared_tables(rank.rows, sharding, widths), sharding, rank.index)
     store = ShardStore(rank.index, sharding, widths, job.optimizer, records)
     if resume is not None:
         load_shard(resume.path, store, sharding, rank.index)
     else:
         _initialise(store, job)
-    shard = Shard(store, widths, rank.rows, rank.workers, job.new_meter(), bool(records))
+    shard = Shard(store, widths, rank.rows, rank.workers, job.new_meter())
     messages = control.listen(rank.control)
     summing = control.start_thread("allreduce", lambda: _serve_sums(rank), messages)
-    while (message := messages.get()).verb != control.STOP:
-        if message.verb == control.STEP:
+    while (message := messages.get()).verb != Verb.STOP:
+        if message.verb == Verb.STEP:
             shard.step(message)
-        elif message.verb == control.DRAIN:
+        elif message.verb == Verb.DRAIN:
             shard.drain(message)
-        elif message.verb in (control.EVAL_BATCH, control.REFILL):
+        elif message.verb in (Verb.EVAL_BATCH, Verb.REFILL):
             _, heads, index = message.arrays
-            shard.serve(RankTransfers.read(heads, index).at(EARLY_PULL))
-        elif message.verb == control.SAVE:
+            shard.serve(RankTransfers.read(heads, index).at(TransferTime.EARLY_PULL))
+        elif message.verb == Verb.SAVE:
             assert job.checkpoints is not None
             folder = job.checkpoints.partial(int(message.arrays[0].tolist()[0]))
             send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
@@ -303,7 +303,7 @@ def _start_worker(job: TrainingJob, resume: ResumePoint | None) -> WorkerSession
     deltas, in_place = job.policy.sync.record == DELTA, job.policy.sync.shared_memory
     tables = shared_tables(rank.rows, sharding, widths) if in_place else []
     store = CacheStore(rank.index, sharding, widths, job.optimizer, deltas, tables)
-    transfers = WorkerTransfers(store, rank.rows, rank.shards, job.new_meter(), setup, in_place)
+    transfers = WorkerTransfers(store, rank.rows, rank.shards, job.new_meter(), setup)
     dense = Dense(job.model, job.optimizers, rank, setup.cluster)
     extras = job.settings.get("extras", {})
     cache = None if job.policy.exact else store

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from embroute.engine.observe.gather import gather_from_workers
+from embroute.engine.control import gather_from_workers
 from embroute.engine.observe.metrics import Meter
 from embroute.engine.observe.row_versions import RowVersions
 from embroute.engine.shard import Shard

@@ -14,7 +14,7 @@ import torch
 
 from embroute.engine import control
 from embroute.engine.batches import BatchAdapter
-from embroute.engine.control import ControlMessage, ErrorQueue
+from embroute.engine.control import ControlMessage, ErrorQueue, Verb
 from embroute.engine.optim import Rate
 from embroute.engine.schedule import RankTransfers
 from embroute.engine.step_message import (
@@ -80,28 +80,28 @@ class PrefetchThread:
 
     def _run(self) -> None:
         messages = control.listen(self.rank.control, self.stop_requested)
-        while (message := messages.get()).verb != control.STOP:
+        while (message := messages.get()).verb != Verb.STOP:
             self._handle(message)
         figures = message.arrays[0].astype(np.int64) if message.arrays else None
         self.events.put(StopRequest(figures))
 
     def _handle(self, message: ControlMessage) -> None:
-        if message.verb == control.HELLO:
+        if message.verb == Verb.HELLO:
             self._load_spec(message)
-        elif message.verb == control.STEP:
+        elif message.verb == Verb.STEP:
             self._prefetch(message)
-        elif message.verb == control.DRAIN:
+        elif message.verb == Verb.DRAIN:
             self._wait_for_compute()
             header, heads, index = message.arrays
             self.transfers.drain(int(header.tolist()[0]), RankTransfers.read(heads, index))
-        elif message.verb == control.EVAL_BATCH:
+        elif message.verb == Verb.EVAL_BATCH:
             self._prefetch_evaluation(message)
-        elif message.verb == control.EVAL_END:
+        elif message.verb == Verb.EVAL_END:
             self.events.put(EvalEnd())
-        elif message.verb == control.SAVE:
+        elif message.verb == Verb.SAVE:
             # The user's optimizer has not stepped yet: the loop itself saves, before its next step.
             self.events.put(SaveRequest(int(message.arrays[0].tolist()[0])))
-        elif message.verb == control.REFILL:
+        elif message.verb == Verb.REFILL:
             _, heads, index = message.arrays
             self.transfers.refill(RankTransfers.read(heads, index))
 
@@ -121,7 +121,7 @@ class PrefetchThread:
         # Urgent transfers push its updates, or pull rows that wait for these updates.
         self.transfers.early(step.step, step.transfers)
         self._wait_for_compute()
-        self.transfers.urgent(step.step, step.transfers, step.header.parts)
+        self.transfers.urgent(step.step, step.transfers, step.header.chunks)
         self.transfers.init_rows(step.to_init)
         self._computing = True
         self.events.put(step)

@@ -21,8 +21,7 @@ from embroute.data.open import open_source
 from embroute.data.readers.file_source import FileSource
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.stream import batches, split
-from embroute.engine.control import broadcast_text
-from embroute.engine.observe.gather import gather_from_workers
+from embroute.engine.control import broadcast_text, gather_from_workers
 from embroute.engine.optim import RowWiseAdagrad
 from embroute.kernels.array_types import F32
 from embroute.launch.rank import COORDINATOR, RankContext

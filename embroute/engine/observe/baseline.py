@@ -1,4 +1,4 @@
-"""Another policy decided beside the one that trains, to say what it would have moved."""
+"""The traffic of another policy on the same batches, planned beside the policy that trains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embroute.policies.catalog import make_policy
 
 
 class BaselineTraffic:
-    """Counts the row bytes of a policy that looks one batch ahead, on the same batches."""
+    """Counts the row bytes of a policy without a window, on the batches of the run."""
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.policy = make_policy(name)
@@ -33,13 +33,13 @@ class BaselineTraffic:
         try:
             plan = plan_step(self.policy, Window(now.step, now, ()), self.state)
         except ValueError:
-            self.failed = True  # a cache that is enough for one policy may be too small for it
+            self.failed = True  # the cache may be too small for this policy
             return 0
         advance(self.policy, self.state, plan)
         return int(np.sum(traffic(plan, self.state.setup).bytes_WKIP))
 
     def drain(self) -> int:
-        """Row bytes of bringing every update home."""
+        """Row bytes of pushing every update to its shard."""
         if self.failed:
             return 0
         transfers = drain_state(self.state, self.policy.sync.record)

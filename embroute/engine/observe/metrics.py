@@ -1,4 +1,4 @@
-"""What moved and how long it took: counted as it moves, never as it was planned."""
+"""A rank's counters: rows and bytes that moved, and seconds. Plans play no part in them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from embroute.kernels.array_types import I64
 from embroute.kernels.codes import NUM_KINDS
 from embroute.transport.buffers import MessageTransport
 
-SPANS = 64  # that are kept: some eight steps of a worker
+SPANS = 64  # kept at a time: about eight steps of a worker
 
 
 class PhaseSpan(NamedTuple):
-    """What a rank did, for which step, from when (seconds since 1970) and for how long."""
+    """A phase of a step at a rank: when it began (seconds since 1970), and how long it took."""
 
     phase: str
     step: int
@@ -31,22 +31,21 @@ class PhaseSpan(NamedTuple):
 
 @dataclass
 class StepLog:
-    """What moved by order of each step's plan, wherever its phases fell. Drains count by the step
-    that follows them."""
+    """Rows that moved by order of each step's plan; a drain counts for the next step."""
 
     rows: dict[tuple[int, int], I64] = field(default_factory=dict)  # by step and peer
     bytes: dict[tuple[int, int], I64] = field(default_factory=dict)
     note_bytes: dict[int, int] = field(default_factory=dict)
 
-    def block(self, item: PendingBlock, kinds: I64, row_bytes: int) -> None:
+    def block(self, pending: PendingBlock, kinds: I64, row_bytes: int) -> None:
         """Count the rows of a block."""
-        key = (item.step, item.block.peer)
+        key = (pending.step, pending.block.peer)
         self.rows[key] = self.rows.get(key, 0) + kinds
         self.bytes[key] = self.bytes.get(key, 0) + kinds * row_bytes
 
 
 EARLY_PHASE, URGENT_PHASE, DRAIN_PHASE = "early", "urgent", "drain"
-ASIDE = "aside"  # what no plan orders: evaluations, refills
+ASIDE = "aside"  # transfers that no plan orders: evaluations, refills
 Place = tuple[str, str]  # a phase and a peer
 
 
@@ -54,7 +53,7 @@ Place = tuple[str, str]  # a phase and a peer
 class Meter:
     """One rank's counters. Rows and row bytes by phase, peer and kind; waits by phase and peer."""
 
-    peer_role: str = ""  # of those that it moves rows to and from
+    peer_role: str = ""  # the role of the ranks that this rank exchanges rows with
     rows: defaultdict[Place, I64] = field(
         default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
     )
@@ -62,27 +61,27 @@ class Meter:
         default_factory=lambda: defaultdict(lambda: np.zeros(NUM_KINDS, np.int64))
     )
     waited_s: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
-    phase: str = ASIDE  # that runs
+    phase: str = ASIDE  # the phase that runs now
     other_bytes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: int = 0
-    log: StepLog | None = None  # grows with the run: only where somebody wants to know
+    log: StepLog | None = None  # in debug runs only: it grows with every step
     spans: deque[PhaseSpan] = field(default_factory=lambda: deque(maxlen=SPANS))
     epoch_s: float = field(default_factory=lambda: time.time() - time.perf_counter())
 
-    def block(self, item: PendingBlock, nbytes: int) -> None:
+    def block(self, pending: PendingBlock, nbytes: int) -> None:
         """Count the rows of a block."""
-        block = item.block
+        block = pending.block
         kinds, row_bytes = np.array(block.kinds, np.int64), nbytes // max(1, len(block.indices))
         place = (self.phase, f"{self.peer_role}{block.peer}")
         self.rows[place] += kinds
         self.bytes[place] += kinds * row_bytes
         if self.log is not None:
-            self.log.block(item, kinds, row_bytes)
+            self.log.block(pending, kinds, row_bytes)
 
     @contextmanager
     def during(self, phase: str, transport: MessageTransport) -> Iterator[None]:
-        """A phase: what moves in it counts to it, and so do the seconds it takes and waits."""
+        """Count rows, seconds and waits to this phase while the context is open."""
         began, before = time.perf_counter(), dict(transport.waited_s)
         self.phase = phase
         yield
@@ -92,13 +91,13 @@ class Meter:
         self.seconds[phase] += time.perf_counter() - began
 
     def span(self, phase: str, step: int, began: float) -> float:
-        """Note what ends now and began at a reading of `perf_counter`; returns its reading now."""
+        """Record a span that began at `began` and ends now; returns now (`perf_counter`)."""
         now = time.perf_counter()
         self.spans.append(PhaseSpan(phase, step, self.epoch_s + began, now - began))
         return now
 
     def message(self, step: int, nbytes: int) -> None:
-        """Count what the coordinator said of a step: samples, slots, lists of transfers."""
+        """Count the bytes of the coordinator's message about a step."""
         self.other_bytes["notes"] += nbytes
         if self.log is not None:
             self.log.note_bytes[step] = self.log.note_bytes.get(step, 0) + nbytes
@@ -114,10 +113,7 @@ class Meter:
         return sum(self.bytes.values(), np.zeros(NUM_KINDS, np.int64))
 
     def record(self) -> dict[str, object]:
-        """As JSON: steps, rows and bytes by kind, other bytes, seconds by phase, the last spans.
-
-        And all of it that has to do with a peer, by phase and peer.
-        """
+        """All counters as JSON: totals, counters by phase and peer, and the last spans."""
         return {
             "steps": self.steps,
             "rows": dict(zip(KIND_NAMES, self.rows_by_kind.tolist(), strict=True)),
@@ -126,13 +122,13 @@ class Meter:
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "peers": [self._with_peer(place) for place in sorted({*self.rows, *self.waited_s})],
             "spans": [
-                (phase, step, round(began, 6), round(spent, 6))
-                for phase, step, began, spent in self.spans
+                (span.phase, span.step, round(span.began, 6), round(span.seconds, 6))
+                for span in self.spans
             ],
         }
 
     def _with_peer(self, place: Place) -> dict[str, object]:
-        """What went between this rank and a peer in one phase."""
+        """Counters of one phase and peer."""
         phase, peer = place
         rows, sizes = self.rows.get(place), self.bytes.get(place)
         return {
@@ -145,6 +141,6 @@ class Meter:
 
 
 def _named(by_kind: I64) -> dict[str, int]:
-    """Counts by name of their kind, those that are not 0."""
-    named = zip(KIND_NAMES, by_kind.tolist(), strict=True)
-    return {name: count for name, count in named if count}
+    """Counts that are not 0, by name of their kind."""
+    pairs = zip(KIND_NAMES, by_kind.tolist(), strict=True)
+    return {name: count for name, count in pairs if count}

@@ -1,1 +1,0 @@
-"""Compiled loops that turn plans into transfer schedules."""
