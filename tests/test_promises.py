@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -19,6 +20,7 @@ from embroute.engine.control import packed_bytes
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
 from embroute.engine.sharding import RowSharding
 from embroute.engine.step_message import step_messages
+from embroute.kernels.array_types import Array
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
 from embroute.nn.prepare import prepare
@@ -110,7 +112,9 @@ def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
     names = [name for name in results if name != "coordinator"]
     for plan in promised.plans:
         shards, workers = step_messages(plan, sharding, own, 0)
-        messages = {f"shard{k}": message for k, message in enumerate(shards)}
+        messages: dict[str, Sequence[Array]] = {
+            f"shard{k}": message for k, message in enumerate(shards)
+        }
         messages |= {f"worker{w}": message for w, message in enumerate(workers)}
         for name in names:
             log = results[name].meter.log

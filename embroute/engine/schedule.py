@@ -70,11 +70,11 @@ class RankTransfers:
     @staticmethod
     def read(heads: Array, indices: Array) -> RankTransfers:
         """Read the arrays of a `PackedTransfers`."""
-        blocks, first, indices = [], 0, np.asarray(indices, np.int32)
+        blocks, first, all_indices = [], 0, np.asarray(indices, np.int32)
         for head in heads.reshape(-1, kernels.HEAD).tolist():
             time_and_chunk, peer, arena, record, *kinds, count = head
             chunk, time = divmod(time_and_chunk, NUM_TIMES)
-            rows = indices[first : first + count]
+            rows = all_indices[first : first + count]
             blocks.append(TransferBlock(time, chunk, peer, arena, record, tuple(kinds), rows))
             first += count
         return RankTransfers(tuple(blocks))

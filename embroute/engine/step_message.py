@@ -300,7 +300,7 @@ def _number_in_box(box: I64, num_boxes: int) -> I32:
 
 def read_worker_step(arrays: Sequence[Array], num_arenas: int, adapter: BatchAdapter) -> WorkerStep:
     """A worker's step out of the arrays of its message."""
-    message = WorkerMessage(*arrays)
+    message = WorkerMessage._make(arrays)
     header = StepHeader(*message.header.tolist())
     local, touched, replicas = message.sizes.reshape(3, num_arenas).tolist()
     micro_batch = _micro_batch(header.num_samples, message, adapter)

@@ -191,7 +191,8 @@ class WorkerTransfers:
             for blocks, data in messages
             for block in packing.views_in(blocks, data, self.widths)
         ]
-        for pending in (block.pending for block in (*in_flight.pushes, *arrived)):
+        pushed = [block.pending for block in in_flight.pushes]
+        for pending in pushed + [block.pending for block in arrived]:
             self.meter.block(pending, self.widths.nbytes(pending.block))
         return arrived
 

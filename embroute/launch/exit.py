@@ -1,6 +1,6 @@
-"""How a rank ends before its time: one line that says why, and an honest exit code.
+"""The early end of a rank: one line that gives the reason, and an exit code for the launcher.
 
-Threads that wait for lost peers must not hold the process back, so it ends at once.
+The process ends at once: it does not wait for threads that wait for lost peers.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from embroute.transport.job_store import FOLDER, attempt
 TRY_AGAIN = 75  # EX_TEMPFAIL: another rank was lost, and a checkpoint is kept
 OWN_ERROR = 1
 BAD_INPUT, NO_FILE, IO_ERROR = 2, 73, 74  # EX_CANTCREAT, EX_IOERR
-PERMANENT = (BAD_INPUT, NO_FILE)  # a restart would meet the same
-_LASTING = {
+PERMANENT = (BAD_INPUT, NO_FILE)  # a restart would fail in the same way
+_LASTING_ERRORS = {
     getattr(errno, name)
     for name in ("ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "ENOENT", "ENOTDIR", "EISDIR")
 }
-NOTICE_S = 1.0  # for a lost peer to be noticed
+NOTICE_S = 1.0  # for a rank to notice a lost peer
 STDERR = 2
-_ending = threading.RLock()  # never released: one thread speaks, and the process ends
-_said = threading.Event()
+_ending = threading.RLock()  # never released: the first thread reports, then the process ends
+_reported = threading.Event()
 
 
 def exit_with_reason(name: str, reason: str, code: int) -> NoReturn:
-    """Say why a rank ends, once, and end it."""
+    """Report why a rank ends, once, and end the process."""
     _ending.acquire()
-    if not _said.is_set():  # a signal may have come while this thread was ending already
+    # The lock is re-entrant: a signal handler may run in the thread that is already ending.
+    if not _reported.is_set():
         for stream in (sys.stdout, sys.stderr):
-            # It may be closed, or the signal may have come while something was written to it.
+            # A stream may be closed, or the signal may have interrupted a write to it.
             with suppress(OSError, RuntimeError, ValueError):
                 stream.flush()
         with suppress(OSError):
-            _say(f"{name}: {reason}")
-        _said.set()
+            _report(f"{name}: {reason}")
+        _reported.set()
     os._exit(code)
 
 
-def _say(text: str) -> None:
-    """Leave the reason with the launcher, which tells the first one only, or tell it here."""
+def _report(text: str) -> None:
+    """Write the reason for the launcher, which prints only the first one; else print it."""
     if FOLDER in os.environ:
         folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
         with suppress(OSError):
@@ -57,39 +58,42 @@ def _say(text: str) -> None:
 
 
 def reason_file(folder: Path, attempt: int, rank: int) -> Path:
-    """Where a rank leaves the reason of its end."""
+    """The file into which a rank writes why it ended."""
     return folder / f"ending-{attempt}-{rank}"
 
 
 def exit_code_of(error: OSError) -> int:
-    """The exit code of a failure to read or write: whether a restart could help."""
-    return NO_FILE if error.errno in _LASTING else IO_ERROR
+    """The exit code of a failed read or write; it tells the launcher if a restart could help."""
+    return NO_FILE if error.errno in _LASTING_ERRORS else IO_ERROR
 
 
 def install_exit_hooks(name: str) -> None:
-    """In a script: let what nobody catches, and a launcher's SIGTERM, end in one line of ours.
+    """In a script: let lost peers and signals end the process with one line, not a traceback.
 
-    A rank that loses another is not at fault: a traceback would only hide who is. Errors of the
-    script itself keep theirs. A handler that the script has set stays.
+    A rank that has lost a peer is not at fault, and its traceback would hide the rank that is.
+    Errors of the script keep their traceback. A handler that the script has set stays.
     """
-    usual = sys.excepthook
+    previous_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, LostPeerError):
             exit_with_reason(name, f"{error}; ending", TRY_AGAIN)
         if isinstance(error, KeyboardInterrupt):
             exit_with_reason(name, "interrupted", 128 + signal.SIGINT)
-        usual(kind, error, trace)
+        previous_hook(kind, error, trace)
         exit_with_reason(name, "ended by the error above", OWN_ERROR)
 
     sys.excepthook = hook
     main = threading.current_thread() is threading.main_thread()  # only it may set handlers
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda number, _: _stopped(name, number))
+        signal.signal(signal.SIGTERM, lambda number, _: _exit_soon(name, number))
 
 
-def _stopped(name: str, number: int) -> None:
-    """Launchers stop everyone when one rank has ended: whoever is about to miss it may say so."""
+def _exit_soon(name: str, number: int) -> None:
+    """Wait a moment, then end.
+
+    A launcher sends SIGTERM to all ranks when one has died; a rank that loses it may then name it.
+    """
     reason = f"stopped by {signal.Signals(number).name}"
     timer = threading.Timer(NOTICE_S, exit_with_reason, (name, reason, 128 + number))
     timer.daemon = True

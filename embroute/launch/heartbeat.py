@@ -1,9 +1,9 @@
-"""Liveness: every rank writes a beat into the job's store and watches the beats of the others.
+"""Liveness: every rank writes a heartbeat into the job's store and watches those of the others.
 
-A transfer may take long, so it has no short time-out; a rank whose beats stop is dead or cut off,
-and whoever waits for it would wait for ever. Then the process ends, whatever its threads wait for.
-A rank that is cut off itself may wait for the store's answer for ever, in spite of the store's own
-time-out: a thread of its own watches how long ago the last answer came.
+A transfer may take long, so transfers have no short time-out. A rank without heartbeats is dead or
+cut off, and a transfer with it would never end. So the process ends, whatever its threads wait for.
+A rank that is cut off itself may wait for the store for ever, in spite of the store's own time-out.
+So a second thread watches the time since the store's last answer.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ LEFT_JOB = "left"
 
 
 def interval(timeout_s: float) -> float:
-    """Seconds between two beats."""
+    """Seconds between two heartbeats."""
     if not timeout_s >= 1:
         raise ValueError(f"--peer-timeout must be at least 1 second, got {timeout_s:g}")
     return min(1.0, timeout_s / 10)
 
 
 def patience(timeout_s: float) -> float:
-    """Seconds of silence that end a rank: others must have ended by the time-out as well."""
+    """Seconds of silence after which a rank ends, early enough to end by the time-out itself."""
     return max(timeout_s - 3 * interval(timeout_s), timeout_s / 2)
 
 
 class Heartbeat:
-    """Beats while the context is open. The store's own time-out should be `patience`."""
+    """Heartbeats while the context is open. The store's own time-out should be `patience`."""
 
     def __init__(
         self, store: JobStore, name: str, everyone: Sequence[str], timeout_s: float
@@ -44,9 +44,9 @@ class Heartbeat:
         self.others = [other for other in everyone if other != name]
         self.interval_s, self.patience_s = interval(timeout_s), patience(timeout_s)
         self._launcher = os.environ.get(LAUNCHER)
-        self._all_here = False
-        self._answered = time.monotonic()
-        self._stop, self._gone = threading.Event(), threading.Event()
+        self._all_began = False
+        self._answered = time.monotonic()  # when the store answered last
+        self._stop, self._left = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -65,14 +65,14 @@ class Heartbeat:
         self._stop.set()
         self._thread.join(2 * self.interval_s)
         if kind is None:
-            with suppress(RuntimeError):  # the store's host left first: the job is over
+            with suppress(RuntimeError):  # the store's host has left, so the job is over
                 self.store.set(self._key(self.name), LEFT_JOB)
                 if self.hosts_store:
                     self._outlive_others()
-        self._gone.set()
+        self._left.set()
 
     def _outlive_others(self) -> None:
-        """Let everyone else leave first: the store ends with this process."""
+        """Wait until all others have left: the store ends with this process."""
         deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline:
             self._answered = time.monotonic()
@@ -84,19 +84,20 @@ class Heartbeat:
         return f"beat/{name}"
 
     def _run(self) -> None:
+        # A change of a beat shows life. Beats are numbers, so clocks of hosts need not agree.
         beats = {other: (b"", time.monotonic()) for other in self.others}
         count = 0
         while not self._stop.wait(self.interval_s):
             count += 1
             try:
                 self.store.set(self._key(self.name), str(count))
-                found = self._read()
+                latest = self._read()
             except RuntimeError:
                 if self._stop.is_set():
-                    return  # the store's host left first: the job is over
+                    return  # the store's host has left, so the job is over
                 self._end("lost contact with the host of the job's store")
             now = self._answered = time.monotonic()
-            for other, beat in found.items():
+            for other, beat in latest.items():
                 if beat != beats[other][0] or beat == LEFT_JOB.encode():
                     beats[other] = (beat, now)
             silent = [other for other, (_, seen) in beats.items() if now - seen > self.patience_s]
@@ -104,23 +105,24 @@ class Heartbeat:
                 self._end(f"no sign of life from {', '.join(silent)} for {self.patience_s:.0f} s")
 
     def _read(self) -> dict[str, bytes]:
-        """The others' latest beats, once all of them have begun to beat."""
+        """The others' latest heartbeats, once all of them have begun."""
         keys = [self._key(other) for other in self.others]
-        self._all_here = self._all_here or self.store.check(keys)
-        values = self.store.multi_get(keys) if self._all_here else [b""] * len(keys)
+        # `multi_get` would wait for a missing key, and this thread must not wait.
+        self._all_began = self._all_began or self.store.check(keys)
+        values = self.store.multi_get(keys) if self._all_began else [b""] * len(keys)
         return dict(zip(self.others, values, strict=True))
 
     def _watch(self) -> None:
-        """End the process if the store does not answer: this rank is cut off, or the store is.
+        """End the process if the store does not answer, or if the launcher is dead.
 
-        Nobody else watches the ranks of a launcher that is dead. Time in which this thread itself
-        could not run, on a suspended or crowded machine, is nobody's silence.
+        The store or this rank may be cut off. A suspended or crowded machine may not run this
+        thread; that time does not count as silence.
         """
-        looked = time.monotonic()
-        while not self._gone.wait(self.interval_s):
+        previous = time.monotonic()
+        while not self._left.wait(self.interval_s):
             now = time.monotonic()
-            self._answered += max(0.0, now - looked - 2 * self.interval_s)
-            looked = now
+            self._answered += max(0.0, now - previous - 2 * self.interval_s)
+            previous = now
             if self._launcher not in (None, str(os.getppid())):
                 self._end("lost the launcher")
             if time.monotonic() - self._answered > self.patience_s:

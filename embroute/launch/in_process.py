@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from embroute.kernels.array_types import U8
-from embroute.launch.rank import RankContext, rank_names
+from embroute.launch.rank import RankContext, rank_names, worker_names
 from embroute.transport.buffers import CopyingTransport
 from embroute.transport.interface import LostPeerError, Message, Work
 
@@ -130,7 +130,7 @@ def in_process_rank(
     network: InProcessNetwork, name: str, num_workers: int, num_shards: int
 ) -> RankContext:
     """One rank among the threads of a network."""
-    workers = tuple(f"worker{i}" for i in range(num_workers))
+    workers = tuple(worker_names(num_workers))
     return RankContext(
         name,
         num_workers,

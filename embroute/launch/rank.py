@@ -1,4 +1,4 @@
-"""A rank's identity: its name, its role, its node, and its channels to the other ranks."""
+"""Identities of ranks: their names, roles and nodes, and a rank's channels to the others."""
 
 from __future__ import annotations
 
@@ -8,51 +8,67 @@ from dataclasses import dataclass
 from embroute.transport.buffers import MessageTransport
 from embroute.transport.interface import AllReduce, Channel
 
+COORDINATOR = "coordinator"
 
-@dataclass(frozen=True)
-class RankContext:
-    """Who a rank is. Each channel is used by one thread only."""
 
-    name: str
-    num_workers: int
-    num_shards: int
-    control: Channel  # from the coordinator to everyone
-    rows: MessageTransport  # between shards and workers
-    allreduce: AllReduce  # sums over the workers
-    replies: Channel  # from everyone to the coordinator
-    central: Channel  # between the first shard and the workers: sums that go by way of it
+def worker_names(count: int) -> list[str]:
+    """Names of the workers, in order."""
+    return [f"worker{i}" for i in range(count)]
 
-    @property
-    def workers(self) -> list[str]:
-        """Names of the workers, in order."""
-        return [f"worker{i}" for i in range(self.num_workers)]
 
-    @property
-    def shards(self) -> list[str]:
-        """Names of the shards, in order."""
-        return [f"shard{i}" for i in range(self.num_shards)]
-
-    @property
-    def role(self) -> str:
-        """coordinator, shard or worker."""
-        return self.name.rstrip("0123456789")
-
-    @property
-    def index(self) -> int:
-        """Number among the ranks of the same role."""
-        digits = self.name[len(self.role) :]
-        return int(digits) if digits else 0
-
-    @property
-    def peers(self) -> list[str]:
-        """Everyone but the coordinator."""
-        return [*self.shards, *self.workers]
+def shard_names(count: int) -> list[str]:
+    """Names of the shards, in order."""
+    return [f"shard{i}" for i in range(count)]
 
 
 def rank_names(num_workers: int, num_shards: int) -> list[str]:
     """All ranks of a job."""
-    workers = [f"worker{i}" for i in range(num_workers)]
-    return [COORDINATOR, *(f"shard{i}" for i in range(num_shards)), *workers]
+    return [COORDINATOR, *shard_names(num_shards), *worker_names(num_workers)]
+
+
+def role_and_index(name: str) -> tuple[str, int]:
+    """The role of a rank, and its number among the ranks of that role."""
+    role = name.rstrip("0123456789")
+    return role, int(name[len(role) :] or 0)
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """A rank's identity and channels. Only one thread uses each channel."""
+
+    name: str
+    num_workers: int
+    num_shards: int
+    control: Channel  # from the coordinator to all other ranks
+    rows: MessageTransport  # between shards and workers
+    allreduce: AllReduce  # sums over the workers
+    replies: Channel  # from all other ranks to the coordinator
+    central: Channel  # between the first shard and the workers: sums at the first shard
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers, in order."""
+        return worker_names(self.num_workers)
+
+    @property
+    def shards(self) -> list[str]:
+        """Names of the shards, in order."""
+        return shard_names(self.num_shards)
+
+    @property
+    def role(self) -> str:
+        """coordinator, shard or worker."""
+        return role_and_index(self.name)[0]
+
+    @property
+    def index(self) -> int:
+        """Number among the ranks of the same role."""
+        return role_and_index(self.name)[1]
+
+    @property
+    def peers(self) -> list[str]:
+        """All ranks but the coordinator."""
+        return [*self.shards, *self.workers]
 
 
 @dataclass(frozen=True)
@@ -62,13 +78,13 @@ class RankTopology:
     nodes: Mapping[str, Sequence[str]]
 
     def __post_init__(self) -> None:
-        every = [name for ranks in self.nodes.values() for name in ranks]
-        doubled = {name for name in every if every.count(name) > 1}
-        if doubled:
-            raise ValueError(f"nodes: {sorted(doubled)[0]} is given twice")
+        names = [name for ranks in self.nodes.values() for name in ranks]
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise ValueError(f"nodes: {sorted(repeated)[0]} is given twice")
         expected = rank_names(self.num_workers, self.num_shards)
-        if sorted(every) != sorted(expected):
-            wrong = sorted(set(every) ^ set(expected))
+        if sorted(names) != sorted(expected):
+            wrong = sorted(set(names) ^ set(expected))
             raise ValueError(
                 f"nodes: expected coordinator, shard0, shard1 ... and worker0, worker1 ... without "
                 f"gaps; see {', '.join(wrong)}"
@@ -92,8 +108,8 @@ class RankTopology:
         return self._count("shard")
 
     @property
-    def num_homes(self) -> int:
-        """Nodes with a shard or a worker."""
+    def num_row_nodes(self) -> int:
+        """Nodes with a shard or a worker, which hold rows."""
         return sum(any(name != COORDINATOR for name in ranks) for ranks in self.nodes.values())
 
     @property
@@ -102,7 +118,7 @@ class RankTopology:
         return sum(len(ranks) for ranks in self.nodes.values())
 
     def name(self, node: str, local_rank: int) -> str:
-        """Who the rank with this local number on a node is."""
+        """The name of the rank with this local number on a node."""
         if len(self.nodes) == 1:
             (ranks,) = self.nodes.values()
         elif node in self.nodes:
@@ -126,6 +142,3 @@ def on_one_node(num_workers: int, num_shards: int) -> RankTopology:
         if count < 1:
             raise ValueError(f"--{option} must be at least 1, got {count}")
     return RankTopology({"localhost": rank_names(num_workers, num_shards)})
-
-
-COORDINATOR = "coordinator"

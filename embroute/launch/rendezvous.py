@@ -1,4 +1,4 @@
-"""Join a job: find out who this rank is, and open its channels to the others."""
+"""Join a job: find out this rank's name, and open its channels to the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ import torch.distributed as dist
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from embroute.launch.heartbeat import Heartbeat, patience
-from embroute.launch.rank import RankContext, RankTopology, rank_names
+from embroute.launch.rank import (
+    COORDINATOR,
+    RankContext,
+    RankTopology,
+    rank_names,
+    role_and_index,
+    shard_names,
+    worker_names,
+)
 from embroute.transport.allreduce import allreduce_links, is_same_host, open_allreduce
 from embroute.transport.bootstrap import INTERFACE, Links, open_channels
 from embroute.transport.buffers import CopyingTransport, MessageTransport
@@ -36,39 +44,38 @@ from embroute.transport.shm import accept_memory, offer_memory
 from embroute.transport.sockets import SocketChannel
 
 EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
-CHANNELS = ("plans", "rows", "answers", "star")  # beside the sums
 CONNECT_S = 60.0
-YIELDING = 10  # niceness: plans are made ahead, so those who train on the same cores come first
-TRANSFER_TIMEOUT = timedelta(hours=2)  # liveness is the heartbeat's business
-# Of glibc's mallopt: from which size on memory goes back at once, and how much the heap keeps.
+COORDINATOR_NICENESS = 10  # plans are made ahead, so training ranks on the same cores come first
+TRANSFER_TIMEOUT = timedelta(hours=2)  # of Gloo: the heartbeat notices dead ranks
+# Parameters of glibc's mallopt, and values in bytes: the size from which freed memory returns to
+# the system at once (glibc accepts no larger one), and how much free memory the heap keeps.
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-LARGEST_KEPT, HEAP_KEPT = 1 << 25, 1 << 28  # bytes; glibc takes no larger threshold than the first
+MMAP_THRESHOLD_BYTES, TRIM_THRESHOLD_BYTES = 1 << 25, 1 << 28
 
 
-def _links(layout: RankTopology) -> Links:
-    """Who listens to whom; nobody calls a rank that comes after it."""
-    coordinator, *others = rank_names(layout.num_workers, layout.num_shards)
-    shards, workers = others[: layout.num_shards], others[layout.num_shards :]
-    stars = [(coordinator, other) for other in others]
+def _links(topology: RankTopology) -> Links:
+    """Pairs of listener and caller; listeners precede callers in the order of `rank_names`."""
+    shards, workers = shard_names(topology.num_shards), worker_names(topology.num_workers)
+    to_all = [(COORDINATOR, peer) for peer in (*shards, *workers)]
     return {
-        "plans": stars,
+        "plans": to_all,
         "rows": list(itertools.product(shards, workers)),
-        "answers": stars,
+        "answers": to_all,
         "star": [(shards[0], worker) for worker in workers],
-        "sums": allreduce_links(workers, len(layout.nodes) == 1),
+        "sums": allreduce_links(workers, len(topology.nodes) == 1),
     }
 
 
 def _uses_sockets() -> bool:
-    """Whether ranks exchange over connections of our own, or torch's where those cannot be used."""
-    means = os.environ.get(EXCHANGE) or SOCKETS
-    if means not in (SOCKETS, GLOO):
-        raise ValueError(f"{EXCHANGE} must be {SOCKETS} or {GLOO}, got {means!r}")
-    return means == SOCKETS and sys.platform == "linux"
+    """Whether ranks exchange over sockets of our own; if not, over Gloo."""
+    exchange = os.environ.get(EXCHANGE) or SOCKETS
+    if exchange not in (SOCKETS, GLOO):
+        raise ValueError(f"{EXCHANGE} must be {SOCKETS} or {GLOO}, got {exchange!r}")
+    return exchange == SOCKETS and sys.platform == "linux"
 
 
-def _gloo_channels(rank_of: dict[str, int], layout: RankTopology) -> dict[str, Channel]:
-    """Torch's process groups; nobody who connects to Gloo has to prove who it is."""
+def _gloo_channels(rank_of: dict[str, int], topology: RankTopology) -> dict[str, Channel]:
+    """Torch's process groups. Gloo does not authenticate callers."""
     if on_one_machine():
         os.environ.setdefault(INTERFACE, _loopback())
     timeout = timedelta(seconds=CONNECT_S)
@@ -76,8 +83,8 @@ def _gloo_channels(rank_of: dict[str, int], layout: RankTopology) -> dict[str, C
     dist.init_process_group(
         "gloo", store=_gloo_store(), rank=rank, world_size=size, timeout=timeout
     )
-    workers = [rank_of[f"worker{i}"] for i in range(layout.num_workers)]
-    members = {kind: sorted(rank_of.values()) for kind in _links(layout)} | {"sums": workers}
+    workers = [rank_of[name] for name in worker_names(topology.num_workers)]
+    members = {kind: sorted(rank_of.values()) for kind in _links(topology)} | {"sums": workers}
     return {
         kind: GlooChannel(dist.new_group(ranks, TRANSFER_TIMEOUT, "gloo"), rank_of)
         for kind, ranks in members.items()
@@ -85,7 +92,7 @@ def _gloo_channels(rank_of: dict[str, int], layout: RankTopology) -> dict[str, C
 
 
 def _gloo_store() -> Store:
-    """What Gloo finds its peers by: torch's own kinds only."""
+    """The store by which Gloo finds its peers; Gloo takes only torch's own kinds."""
     if FOLDER in os.environ:
         path = Path(os.environ[FOLDER]) / f"gloo{attempt()}"
         return FileStore(str(path), int(os.environ["WORLD_SIZE"]))
@@ -93,55 +100,58 @@ def _gloo_store() -> Store:
 
 
 def _loopback() -> str:
-    """The interface that leads nowhere else."""
+    """The interface of connections within this host."""
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
 def _channels(
-    store: JobStore, name: str, rank_of: dict[str, int], layout: RankTopology
+    store: JobStore, name: str, rank_of: dict[str, int], topology: RankTopology
 ) -> Mapping[str, Channel]:
-    """This rank's channels."""
+    """This rank's channels, by kind."""
     if _uses_sockets():
-        return open_channels(store, name, _links(layout), CONNECT_S)
-    return _gloo_channels(rank_of, layout)
+        return open_channels(store, name, _links(topology), CONNECT_S)
+    return _gloo_channels(rank_of, topology)
 
 
-def _sums(name: str, layout: RankTopology, channel: Channel) -> AllReduce:
-    """What adds up over workers; other ranks never do."""
+def _allreduce(name: str, topology: RankTopology, channel: Channel) -> AllReduce:
+    """Sums over workers; ranks of other roles get one that is never used."""
     if isinstance(channel, SocketChannel):
-        if name.startswith("worker"):
-            index = int(name.removeprefix("worker"))
-            return open_allreduce(channel, index, layout.num_workers, CONNECT_S)
+        role, index = role_and_index(name)
+        if role == "worker":
+            return open_allreduce(channel, index, topology.num_workers, CONNECT_S)
         return open_allreduce(channel, 0, 1, CONNECT_S)
     assert isinstance(channel, GlooChannel)
     return channel
 
 
-def _mail(store: JobStore, name: str, layout: RankTopology, rows: Channel) -> MessageTransport:
-    """What carries rows: memory if all who hold rows are on one host, else the connections.
+def _row_transport(
+    store: JobStore, name: str, topology: RankTopology, channel: Channel
+) -> MessageTransport:
+    """Shared memory if all shards and workers are on one host, else messages that copy.
 
-    Both ends of a connection must know, so everyone writes down what its connections are.
+    Both ends of a connection must choose the same. So each rank publishes whether all its peers are
+    on its host, and reads what all the others have published.
     """
-    _, *others = rank_names(layout.num_workers, layout.num_shards)
-    if name not in others or not isinstance(rows, SocketChannel):
-        return CopyingTransport(rows)
-    store.set(f"near/{name}", str(is_same_host(rows)))
+    _, *others = rank_names(topology.num_workers, topology.num_shards)
+    if name not in others or not isinstance(channel, SocketChannel):
+        return CopyingTransport(channel)
+    store.set(f"near/{name}", str(is_same_host(channel)))
     if not all(store.get(f"near/{other}") == str(True).encode() for other in others):
-        return CopyingTransport(rows)
+        return CopyingTransport(channel)
     if name.startswith("shard"):
-        return offer_memory(name, rows)
-    return accept_memory(name, rows, CONNECT_S)
+        return offer_memory(name, channel)
+    return accept_memory(name, channel, CONNECT_S)
 
 
 def _ranks_by_name(
-    store: JobStore, name: str, layout: RankTopology, timeout_s: float
+    store: JobStore, name: str, topology: RankTopology, timeout_s: float
 ) -> dict[str, int]:
-    """Every rank publishes its name and waits for the others'."""
+    """Publish this rank's name, and wait for the names of all others."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if size != layout.num_ranks:
+    if size != topology.num_ranks:
         raise ValueError(
-            f"the launcher started {size} ranks, the job has {layout.num_ranks}: a coordinator, "
-            f"{layout.num_shards} shards and {layout.num_workers} workers"
+            f"the launcher started {size} ranks, the job has {topology.num_ranks}: a coordinator, "
+            f"{topology.num_shards} shards and {topology.num_workers} workers"
         )
     store.set(f"rank/{rank}", name)
     try:
@@ -160,21 +170,22 @@ def _ranks_by_name(
 
 
 def keep_memory() -> bool:
-    """Keep what a step frees for the next one; whether the system's allocator has such a setting.
+    """Keep the memory that a step frees for the next step; False if the allocator is not glibc's.
 
-    Every step needs the same memory. The heap would give it back to the system as soon as there is
-    more of it at its end than twice the largest piece that was freed before, and the next step
-    would wait for new pages, a thousand of them for a few megabytes of activations.
+    Every step needs the same memory. By default the heap returns free memory at its end once it is
+    twice as large as the largest piece freed so far. Then the next step would wait for new pages, a
+    thousand of them for a few megabytes of activations.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc only
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(TRIM_THRESHOLD, HEAP_KEPT))
+    kept = mallopt(MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+    return bool(kept and mallopt(TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES))
 
 
 @contextmanager
 def connect(
-    layout: RankTopology, node: str = "", peer_timeout_s: float = 30.0
+    topology: RankTopology, node: str = "", peer_timeout_s: float = 30.0
 ) -> Iterator[RankContext]:
     """This process's rank in a job that torchrun or `embroute train` has started."""
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -184,26 +195,31 @@ def connect(
                 f"{variable} is not set: start the program with embroute run or torchrun, or use "
                 f"embroute train"
             )
-    name = layout.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
-    if name == rank_names(layout.num_workers, layout.num_shards)[0]:
-        os.nice(YIELDING)
+    name = topology.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
+    if name == COORDINATOR:
+        os.nice(COORDINATOR_NICENESS)
     keep_memory()
-    begin_s = max(CONNECT_S, peer_timeout_s)
-    store = open_store(begin_s, host_it=hosts_store())
-    rank_of = _ranks_by_name(store, name, layout, begin_s)
-    # A connection of its own: others may block while the heartbeat must not.
-    beats = open_store(patience(peer_timeout_s))
-    beat = Heartbeat(beats, name, sorted(rank_of), peer_timeout_s)
-    beat.hosts_store = hosts_store()
-    with beat:
-        channels = _channels(store, name, rank_of, layout)
-        plans, rows, answers, star = (channels[kind] for kind in CHANNELS)
-        sums = _sums(name, layout, channels["sums"])
-        transport = _mail(store, name, layout, rows)
+    timeout_s = max(CONNECT_S, peer_timeout_s)
+    store = open_store(timeout_s, host_it=hosts_store())
+    rank_of = _ranks_by_name(store, name, topology, timeout_s)
+    # The heartbeat has a connection of its own: a call on the first one may block.
+    heartbeat_store = open_store(patience(peer_timeout_s))
+    heartbeat = Heartbeat(heartbeat_store, name, sorted(rank_of), peer_timeout_s)
+    heartbeat.hosts_store = hosts_store()
+    with heartbeat:
+        channels = _channels(store, name, rank_of, topology)
         yield RankContext(
-            name, layout.num_workers, layout.num_shards, plans, transport, sums, answers, star
+            name,
+            topology.num_workers,
+            topology.num_shards,
+            control=channels["plans"],
+            # All ranks open these two in this order, since each may wait for a peer.
+            allreduce=_allreduce(name, topology, channels["sums"]),
+            rows=_row_transport(store, name, topology, channels["rows"]),
+            replies=channels["answers"],
+            central=channels["star"],
         )
-    # Not after an error: taking groups down would wait for the lost.
+    # Not after an error: closing Gloo's groups would wait for the lost rank.
     for channel in channels.values():
         channel.close()
     if dist.is_initialized() and not _uses_sockets():

@@ -1,7 +1,7 @@
-"""Start all ranks of a job on this machine, watch them, pass signals on, start them again.
+"""Start all ranks of a job on this machine, watch them, pass signals on, restart them.
 
-Ranks meet in a private folder, so no process of the job listens on a network. Each rank leaves the
-reason of its end in that folder: one rank's failure ends all others, and only the first is told.
+Ranks meet in a private folder, so no process of the job listens on a network. Each rank writes why
+it ended into that folder. One rank's failure ends all others, and only the first is reported.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from embroute.transport.job_store import (
     scratch_folder,
 )
 
-SAVING_S = 3600.0  # for the checkpoint after a signal
-ENDING_S = 60.0  # for ranks to end by themselves after one has failed
+SAVING_S = 3600.0  # time for the checkpoint after a signal
+ENDING_S = 60.0  # time for ranks to end by themselves after one has failed
 WATCH_POLL_S = 0.05
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Exit codes of ranks that ended because another rank, or this launcher, ended them.
 _FOLLOWERS = (TRY_AGAIN, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class RunFailedError(RuntimeError):
-    """A job that did not come to its end; no rank is left."""
+    """A job that failed; no rank is left."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -56,54 +57,50 @@ class StoppedError(RunFailedError):
 
 @dataclass(frozen=True)
 class Failure:
-    """The rank that ended first by its own fault."""
+    """The first rank that ended by its own fault."""
 
     name: str
-    code: int  # as subprocess has it: negative for a signal
-    reason: str  # what the rank said, if anything
+    code: int  # as in subprocess: negative for a signal
+    reason: str  # the rank's report; may be empty
 
     @property
     def text(self) -> str:
         """One line."""
         if self.reason:
             return self.reason
-        how = f"exit code {self.code}" if self.code >= 0 else f"signal {-self.code}"
-        return f"the run failed: {self.name} ended first ({how})"
+        cause = f"exit code {self.code}" if self.code >= 0 else f"signal {-self.code}"
+        return f"the run failed: {self.name} ended first ({cause})"
 
     def by_signal(self, numbers: Sequence[int]) -> bool:
-        """Whether signals to the launcher were enough to end this rank."""
+        """Whether signals to the launcher explain the end of this rank."""
         codes = {code for number in numbers for code in (-number, 128 + number)}
         return self.code in {*codes, *_FOLLOWERS}
 
     @property
     def exit_code(self) -> int:
-        """An honest code for the launcher."""
+        """The launcher's own exit code: 128 + n for signal n, as in a shell."""
         return self.code if self.code > 0 else 128 - self.code
 
 
-@dataclass
-class Signals:
-    """Signals to the launcher, for as long as the context is open."""
+@contextmanager
+def _collected_signals() -> Iterator[list[signal.Signals]]:
+    """Signals to the launcher while the context is open; then the previous handlers return."""
+    received: list[signal.Signals] = []
 
-    received: list[signal.Signals] = field(default_factory=list)
+    def receive(number: int, _: FrameType | None) -> None:
+        received.append(signal.Signals(number))
 
-    def _take(self, number: int, _: FrameType | None) -> None:
-        self.received.append(signal.Signals(number))
-
-    @contextmanager
-    def heeded(self) -> Iterator[None]:
-        """Take signals in; afterwards they mean what they meant before."""
-        before = {number: signal.signal(number, self._take) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    previous = {number: signal.signal(number, receive) for number in SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank runs, and the names of the ranks in the order of their numbers."""
+    """The command of every rank, and the names of the ranks in the order of their numbers."""
 
     command: Sequence[str]
     ranks: Sequence[str]
@@ -113,36 +110,35 @@ class Program:
 
 
 def script_ranks(workers: int, shards: int) -> tuple[list[str], dict[str, str]]:
-    """The ranks of a script, and what tells `prepare` how many of them are shards."""
+    """The ranks of a script, and the variable that tells `prepare` the number of shards."""
     return rank_names(workers, shards), {SHARDS_VARIABLE: str(shards)}
 
 
 def supervise(
     program: Program, again: Callable[[], str] = str, say: Callable[[str], None] | None = None
 ) -> None:
-    """Run a program's ranks to their end; `again` tells where a restart goes on from.
+    """Run a program's ranks to their end; `again` describes where a restart continues.
 
-    Errors that a restart would meet again use up none.
+    An error that a restart would meet again ends the job at once.
     """
-    tell = say or _say
-    signals = Signals()
-    with scratch_folder("job") as folder, signals.heeded():
+    with scratch_folder("job") as folder, _collected_signals() as signals:
         secret = secrets.token_hex(32)
         for attempt in range(program.restarts + 1):
             shared = {FOLDER: str(folder), LAUNCHER: str(os.getpid()), RUN_ID: program.run_id}
             shared |= {SECRET: secret, RESTART: str(attempt)}
             failure = RankProcesses(program, shared, signals).run()
-            if signals.received and (failure is None or failure.by_signal(signals.received)):
-                raise StoppedError(signals.received[0])
+            if signals and (failure is None or failure.by_signal(signals)):
+                raise StoppedError(signals[0])
             if failure is None:
                 return
             final = attempt == program.restarts or failure.code in PERMANENT
-            if final or signals.received:
+            if final or signals:
                 raise RunFailedError(failure.text, failure.exit_code)
-            tell(f"{failure.text}; restart {attempt + 1} of {program.restarts}{again()}")
+            restart = f"restart {attempt + 1} of {program.restarts}{again()}"
+            (say or _print)(f"{failure.text}; {restart}")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"embroute: {text}\n")
     sys.stderr.flush()
 
@@ -150,13 +146,15 @@ def _say(text: str) -> None:
 class RankProcesses:
     """The processes of one attempt."""
 
-    def __init__(self, program: Program, shared: Mapping[str, str], signals: Signals) -> None:
+    def __init__(
+        self, program: Program, shared: Mapping[str, str], signals: Sequence[signal.Signals]
+    ) -> None:
         self._names, self._signals = program.ranks, signals
         self._shared = {**program.environment, **shared}
-        self._passed_on = len(signals.received)
+        self._passed_on = len(signals)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: list[int] = []  # ranks in the order of their ends
-        self._deadline = math.inf  # of all ranks
+        self._deadline = math.inf  # for all ranks to end
         try:
             for rank in range(len(program.ranks)):
                 environment = os.environ | self._environment(rank)
@@ -167,28 +165,32 @@ class RankProcesses:
 
     def _environment(self, rank: int) -> dict[str, str]:
         size = str(len(self._names))
-        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        numbers |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        # One thread per rank: several ranks share the machine's cores.
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        return {**self._shared, **numbers, **threads}
+        return {
+            **self._shared,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            # One thread per rank: several ranks share the machine's cores.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
 
     def run(self) -> Failure | None:
-        """Wait for all ranks; the failure, if one of them failed."""
+        """Wait for all ranks; returns the failure, if one of them failed."""
         try:
             while len(self._ended) < len(self._processes):
-                self._look()
+                self._poll()
                 self._pass_signals_on()
-                self._hurry()
+                self._enforce_deadline()
                 time.sleep(WATCH_POLL_S)
         except BaseException:
             self._kill()
             raise
         return self._failure()
 
-    def _hurry(self) -> None:
-        """End the ranks that a signal, or another rank's failure, has not ended in time."""
-        if self._signals.received:
+    def _enforce_deadline(self) -> None:
+        """Kill the ranks that have not ended in time after a signal or another rank's failure."""
+        if self._signals:
             self._deadline = min(self._deadline, time.monotonic() + SAVING_S)
         if any(self._processes[rank].returncode for rank in self._ended):
             if self._deadline == math.inf:
@@ -197,15 +199,15 @@ class RankProcesses:
         if time.monotonic() > self._deadline:
             self._kill()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for rank, process in enumerate(self._processes):
             if rank not in self._ended and process.poll() is not None:
                 self._ended.append(rank)
 
     def _pass_signals_on(self) -> None:
-        for number in self._signals.received[self._passed_on :]:
+        for number in self._signals[self._passed_on :]:
             self._send(number)
-        self._passed_on = len(self._signals.received)
+        self._passed_on = len(self._signals)
 
     def _send(self, number: signal.Signals) -> None:
         for process in self._processes:
@@ -218,7 +220,7 @@ class RankProcesses:
             process.wait()
 
     def _failure(self) -> Failure | None:
-        """The first to end with an error of its own, else the first that lost another."""
+        """The first rank that failed by itself, else the first that lost another rank."""
         failed = [rank for rank in self._ended if self._processes[rank].returncode]
         if not failed:
             return None

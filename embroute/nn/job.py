@@ -198,17 +198,17 @@ def trainable_policy(name: str, option: str = "--policy") -> Policy:
 
 
 def assumed_cluster(
-    policy: Policy, num_workers: int, num_shards: int, num_homes: int = 1
+    policy: Policy, num_workers: int, num_shards: int, num_row_nodes: int = 1
 ) -> Cluster:
-    """The cluster that a policy assumes without network=; `num_homes`: see `RankTopology`."""
+    """The cluster that a policy assumes without network=; `num_row_nodes`: see `RankTopology`."""
     cluster = uniform_cluster(num_workers, num_shards)
-    return cluster.together() if policy.sync.shared_memory and num_homes == 1 else cluster
+    return cluster.together() if policy.sync.shared_memory and num_row_nodes == 1 else cluster
 
 
 def _cluster(policy: Policy, rank: RankContext, settings: Settings, dense_bytes: float) -> Cluster:
     """The network as the policy knows it, with the costs of compute and dense gradients."""
-    num_homes = RankTopology(settings["nodes"]).num_homes if "nodes" in settings else 1
-    assumed = assumed_cluster(policy, rank.num_workers, rank.num_shards, num_homes)
+    num_row_nodes = RankTopology(settings["nodes"]).num_row_nodes if "nodes" in settings else 1
+    assumed = assumed_cluster(policy, rank.num_workers, rank.num_shards, num_row_nodes)
     network = settings.get("network", assumed)
     cluster = open_cluster(network) if isinstance(network, str) else network
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3

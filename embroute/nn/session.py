@@ -332,5 +332,5 @@ class WorkerSession:
         store, widths = self.transfers.store, self.transfers.widths
         for arena, (slots, total) in enumerate(zip(step.replica_slot_AU, sums, strict=True)):
             grad = total.numpy().reshape(-1, widths.values[arena]).astype(widths.dtype)
-            store.optimizer = store.optimizer.with_lr(self._rate.lr)
+            store.set_lr(self._rate.lr)
             store.apply(arena, slots, grad, step.step)

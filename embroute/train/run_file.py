@@ -120,7 +120,7 @@ class RunFile:
         workers, shards = topology.num_workers, topology.num_shards
         if not self.network:
             policy = trainable_policy(self.policy)
-            return assumed_cluster(policy, workers, shards, topology.num_homes)
+            return assumed_cluster(policy, workers, shards, topology.num_row_nodes)
         cluster = open_cluster(self.network)
         if (cluster.num_workers, cluster.num_shards) != (workers, shards):
             raise ValueError(
