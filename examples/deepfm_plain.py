@@ -3,8 +3,8 @@
     python examples/deepfm_plain.py
     embroute run --workers 2 examples/deepfm_routed.py
 
-The two files differ in six lines and print the same losses. The table is routed with the defaults:
-policy embroute, and caches of a tenth of all rows.
+The two files differ in six lines and print the same losses. The routed file uses the defaults:
+the policy embroute, and caches of a tenth of all rows.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def clicks(num_samples: int) -> TensorDataset:
 
 
 def auc(scored: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """How often a click scores higher than no click."""
+    """Chance that a click scores higher than a sample without a click."""
     score, clicked = (torch.cat(parts) for parts in zip(*scored, strict=True))
     clicked = clicked > 0
     rank = score.argsort().argsort().double() + 1
@@ -56,7 +56,7 @@ def auc(scored: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
 
 
 def main(steps: int) -> None:
-    """Train one epoch of so many steps; every sample is scored before it is learned from."""
+    """Train one epoch of `steps` steps. Each sample is scored before the model learns from it."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)  # both files then agree in every digit they print
     order = torch.Generator().manual_seed(2)
