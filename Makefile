@@ -22,7 +22,7 @@ demo: $(READY)  ## price every policy on the built-in shopping trace, then train
 	$(BIN)/embroute train $(DEMO) --policy vanilla --out runs/demo-vanilla
 	$(BIN)/embroute train $(DEMO) --out runs/demo-embroute
 	$(BIN)/embroute report runs/demo-vanilla runs/demo-embroute --html runs/train.html
-	@echo "All ranks were on this machine: the rows moved are what a network would have had to carry."
+	@echo "All ranks ran on this machine: compare the rows moved, not the speed."
 
 test: $(READY)  ## the fast test suite
 	$(BIN)/python -m pytest -n 2
