@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from embroute.checkpoint.job_checkpoints import CheckpointSettings
 from embroute.checkpoint.manifest import Identity
 from embroute.checkpoint.rank_files import identity_of
-from embroute.checkpoint.saver import CheckpointSettings
 from embroute.config.cluster import Cluster, uniform_cluster
 from embroute.config.cluster_file import is_file, open_cluster
 from embroute.config.spec import shown

@@ -16,12 +16,18 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from embroute.checkpoint.job_checkpoints import (
+    Saver,
+    WorkerCheckpoint,
+    agree_on_start,
+    load_state,
+    same_caches,
+    send_reply,
+)
 from embroute.checkpoint.locks import FolderLock
 from embroute.checkpoint.manifest import read_manifest
 from embroute.checkpoint.planner_state import first_random_state, from_seed, samples_before
 from embroute.checkpoint.rank_files import check_identity, load_shard, load_tables, save_shard
-from embroute.checkpoint.resume import agree_on_start
-from embroute.checkpoint.saver import Saver, WorkerCheckpoint, load_state, same_caches, send_reply
 from embroute.checkpoint.strict_json import Json
 from embroute.engine import control
 from embroute.engine.control import Verb

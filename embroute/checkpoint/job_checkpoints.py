@@ -1,29 +1,44 @@
-"""Checkpoints of a running job: every rank writes files, the coordinator publishes them."""
+"""Checkpoints of a job: the ranks agree on a start and write files; the coordinator publishes them.
+
+Ranks answer the coordinator over the channel `replies`: damage at the start, files while it runs.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from embroute.checkpoint.folders import partial_folder
-from embroute.checkpoint.locks import FolderLock
-from embroute.checkpoint.manifest import PLANNER_FILE, Identity, Manifest, commit, read_manifest
-from embroute.checkpoint.planner_state import Position, load_planner, load_trained, save_planner
-from embroute.checkpoint.rank_files import (
-    Stateful,
-    Training,
-    load_cache,
-    load_dense,
-    save_cache,
-    save_dense,
+from embroute.checkpoint import rank_files
+from embroute.checkpoint.folders import (
+    DamagedError,
+    candidates,
+    claim_folder,
+    latest_checkpoint,
+    partial_folder,
+    rename_damaged,
+    step_of,
 )
+from embroute.checkpoint.locks import FolderLock
+from embroute.checkpoint.manifest import (
+    PLANNER_FILE,
+    Identity,
+    Manifest,
+    commit,
+    read_manifest,
+    verify,
+)
+from embroute.checkpoint.planner_state import Position, load_planner, load_trained, save_planner
+from embroute.checkpoint.rank_files import Stateful, Training
 from embroute.checkpoint.strict_json import Json
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile
+from embroute.engine.control import broadcast_text
 from embroute.engine.store import CacheStore
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.planner.setup import Setup
@@ -60,6 +75,93 @@ def receive_replies(channel: Channel, peers: Sequence[str]) -> list[Json]:
     texts = [np.empty(int(size[0]), np.uint8) for size in sizes]
     channel.exchange([], list(zip(peers, texts, strict=True)))
     return [item for text in texts for item in json.loads(text.tobytes())]
+
+
+class Start(NamedTuple):
+    """The start that the coordinator proposes or announces to all ranks."""
+
+    path: Path | None  # of the checkpoint to resume from
+    run_id: str
+    check: bool = False  # a candidate: verify the files and reply, do not start yet
+
+
+def agree_on_start(
+    rank: RankContext,
+    folder: Path | None,
+    run_id: str,
+    *,
+    resume: bool = False,
+    fall_back: bool = False,
+) -> Start:
+    """The checkpoint that every rank starts from, and the job's run id; the coordinator decides.
+
+    With `fall_back` all ranks together verify the newest checkpoint, and if it is damaged the one
+    before it, and so on.
+    """
+    if rank.name != COORDINATOR:
+        return _follow_coordinator(rank)
+    path = None
+    if folder is not None:
+        if resume:
+            path = _newest_whole(rank, folder, run_id) if fall_back else latest_checkpoint(folder)
+        claim_folder(folder, 0 if path is None else step_of(path) or 0)
+    return _share(rank, Start(path, run_id))
+
+
+def _follow_coordinator(rank: RankContext) -> Start:
+    """Verify each candidate of the coordinator, until it announces the start."""
+    while (start := _share(rank)).check:
+        assert start.path is not None
+        send_reply(rank.replies, _find_damage(rank, start.path))
+    return start
+
+
+def _share(rank: RankContext, start: Start | None = None) -> Start:
+    """Send the coordinator's start to every rank; returns it on each."""
+    text = json.dumps(start and (str(start.path or ""), start.run_id, start.check))
+    path, run_id, check = json.loads(broadcast_text(rank.name, rank.peers, rank.control, text))
+    return Start(Path(path) if path else None, run_id, check)
+
+
+def _newest_whole(rank: RankContext, folder: Path, run_id: str) -> Path | None:
+    """The newest undamaged checkpoint; later ones are renamed once it is known."""
+    damaged: dict[Path, str] = {}  # reasons by checkpoint, newest first
+    for path in candidates(folder):
+        _share(rank, Start(path, run_id, check=True))
+        reasons = _find_damage(rank, path)
+        reasons += map(str, receive_replies(rank.replies, rank.peers))
+        if not reasons:
+            _report_skipped(damaged, path)
+            return path
+        damaged[path] = reasons[0]
+    if damaged:
+        raise ValueError(f"{folder}: no checkpoint is whole: {'; '.join(damaged.values())}")
+    return None
+
+
+def _find_damage(rank: RankContext, path: Path) -> list[str]:
+    """The reason why a checkpoint is damaged, if it is. Each rank verifies a share of the files."""
+    ranks = [COORDINATOR, *rank.peers]
+    try:
+        files = read_manifest(path).files
+        verify(path, files[ranks.index(rank.name) :: len(ranks)])
+    except DamagedError as error:
+        return [error.reason]
+    return []
+
+
+def _report_skipped(damaged: Mapping[Path, str], chosen: Path) -> None:
+    """Rename damaged checkpoints and print one line about them."""
+    if not damaged:
+        return
+    lost = (step_of(next(iter(damaged))) or 0) - (step_of(chosen) or 0)
+    kept = [f"{reason}, kept as {rename_damaged(path).name}" for path, reason in damaged.items()]
+    print(
+        f"embroute: WARNING: {'; '.join(kept)}; going on from {chosen.name} instead, "
+        f"{lost} steps are lost and trained again",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 @dataclass
@@ -120,16 +222,16 @@ class WorkerCheckpoint:
     def save(self, folder: Path) -> list[FileInfo]:
         """Write this worker's files."""
         random = torch.get_rng_state()
-        files = [save_cache(folder, self.worker, self.cache, random)]
+        files = [rank_files.save_cache(folder, self.worker, self.cache, random)]
         if self.worker == 0:
-            files.append(save_dense(folder, self._training(), random))
+            files.append(rank_files.save_dense(folder, self._training(), random))
         return files
 
     def load(self, path: Path, same_shape: bool) -> None:
         """Restore the dense part; cache and random state only in a job of the same shape."""
-        load_dense(path, self._training())
+        rank_files.load_dense(path, self._training())
         if same_shape:
-            torch.set_rng_state(load_cache(path, self.worker, self.cache))
+            torch.set_rng_state(rank_files.load_cache(path, self.worker, self.cache))
 
 
 def same_caches(path: Path, setup: Setup) -> bool:
