@@ -265,7 +265,7 @@ def test_in_place_refuses_several_machines() -> None:
     settings = settings_of("in-place", 2)
     with pytest.raises(ValueError, match=re.escape(f"{fault} shards must be on one host")):
         run(settings | {"network": uniform_cluster(2, 1)}, stream)
-    with pytest.raises(ValueError, match="with policy in-place no row travels"):
+    with pytest.raises(ValueError, match="policy in-place sends no rows"):
         run(settings | {"debug": "versions"}, stream)
     nodes = {"a": ["coordinator", "shard0", "worker0"], "b": ["worker1"]}
     with pytest.raises(ValueError, match=re.escape(fault)):

@@ -231,5 +231,5 @@ def test_resumed_epochs_end_at_the_same_step(tmp_path: Path) -> None:
 
 def test_epoch_beyond_the_declared_epochs_is_refused() -> None:
     settings = settings_of("herald", 2)
-    with pytest.raises(ValueError, match=r"epoch 2 was begun, and prepare was told epochs=1: "):
+    with pytest.raises(ValueError, match=r"epoch 2 was started, but prepare .* epochs=1: "):
         run_in_process(2, 1, lambda rank: epochs(rank, batches(2, 5), settings))

@@ -134,7 +134,7 @@ def test_gradients_that_were_not_set_to_zero_are_refused(tmp_path: Path) -> None
         rest = [*model.day.parameters(), *model.top.parameters()]
         return [torch.optim.SGD(rows, lr=0.1), Forgets(rest, lr=0.1)]
 
-    with pytest.raises(RuntimeError, match=r"step 1: gradients are there before ready.backward"):
+    with pytest.raises(RuntimeError, match=r"step 1: parameters have gradients before ready"):
         routed(Model().double(), forgetful, settings_of(tmp_path, lookups))
 
 

@@ -87,7 +87,7 @@ class FolderLock:
             other = self._read()
         if other is None or other.run_id != self.holder.run_id:
             raise ValueError(
-                f"{self.folder}: {other or 'nobody'} holds this folder now; this job stood still "
+                f"{self.folder}: {other or 'nobody'} holds this folder now; this job was paused "
                 f"for more than {LEASE_S:.0f} s and must not write to it any more"
             )
 

@@ -178,7 +178,7 @@ def _fields(path: Path) -> dict[str, Json]:
         reason = "no checkpoint, or one that was not copied whole"
         raise DamagedError(path, f"{MANIFEST} is missing: {reason}") from None
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-        raise ValueError(f"it is no plain file of at most {MAX_BYTES} bytes")
+        raise ValueError(f"it is not a regular file of at most {MAX_BYTES} bytes")
     raw = file.read_bytes()
     fields = object_of(parse_json(raw), "it")
     rest = raw[len(_START) + SUM_DIGITS :]
@@ -274,7 +274,7 @@ def _check_size(path: Path, info: FileInfo) -> None:
     except FileNotFoundError:
         raise DamagedError(path, f"{info.name} is missing") from None
     if not stat.S_ISREG(status.st_mode):
-        raise DamagedError(path / info.name, "it is no plain file")
+        raise DamagedError(path / info.name, "it is not a regular file")
     if status.st_size != info.num_bytes:
         counts = f"it has {status.st_size} bytes, {info.num_bytes} were written to it"
         raise DamagedError(path / info.name, counts)

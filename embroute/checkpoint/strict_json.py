@@ -20,7 +20,7 @@ def parse_json(text: bytes | str) -> Json:
             text, object_pairs_hook=_unique_names, parse_constant=_refuse_constant
         )
     except UnicodeDecodeError:
-        raise ValueError("it is no UTF-8 text") from None
+        raise ValueError("it is not UTF-8 text") from None
     except RecursionError:
         raise ValueError("its JSON is nested too deep") from None
     return parsed
@@ -29,12 +29,12 @@ def parse_json(text: bytes | str) -> Json:
 def _unique_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise ValueError("a name stands twice in one JSON object")
+        raise ValueError("one JSON object has the same name twice")
     return names
 
 
 def _refuse_constant(text: str) -> Json:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"JSON has no number {text}")
 
 
 def whole_number(value: object, name: str, least: int = 0) -> int:

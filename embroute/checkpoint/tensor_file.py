@@ -139,7 +139,7 @@ def _open(path: Path) -> int:
         raise DamagedError(path, f"it cannot be opened: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise DamagedError(path, "it is no plain file")
+        raise DamagedError(path, "it is not a regular file")
     return handle
 
 
@@ -182,7 +182,7 @@ class TensorFile:
     def text(self, name: str) -> str:
         """A text in the header."""
         if name not in self.about:
-            raise DamagedError(self.path, f"it does not say {name!r}, as a checkpoint's part does")
+            raise DamagedError(self.path, f"its header lacks the text {name!r}")
         return self.about[name]
 
     def json(self, name: str) -> Json:

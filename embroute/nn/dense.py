@@ -47,8 +47,8 @@ class Dense:
         groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
         if any(p in old for group in groups for p in group["params"]):
             raise RuntimeError(
-                f"step {step}: gradients are there before ready.backward(loss): zero_grad() comes "
-                f"before it in every step; accumulate in the loss, or by a larger batch"
+                f"step {step}: parameters have gradients before ready.backward(loss): call "
+                f"zero_grad() first in every step; to accumulate, sum losses or use larger batches"
             )
         for parameter in old:
             parameter.grad = None

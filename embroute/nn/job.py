@@ -130,7 +130,7 @@ def describe_job(
     )
     row_store_of(policy).check_hosts(policy, cluster)
     if policy.sync.shared_memory and settings.get("debug") == "versions":
-        raise ValueError(f"debug='versions': with policy {policy.name} no row travels with one")
+        raise ValueError(f"debug='versions': policy {policy.name} sends no rows with versions")
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)
     lookup_context = LookupContext(setup.arenas, arena_of_table, settings.get("device", "cpu"))
     return TrainingJob(
@@ -171,7 +171,7 @@ def _as_list(model: object, optimizer: object) -> list[Optimizer]:
             f"optimizer must be a torch.optim.Optimizer or a list of some, got {shown(optimizer)}"
         )
     if len({id(entry) for entry in optimizers}) < len(optimizers):
-        raise ValueError(f"optimizer: the list has one of its {len(optimizers)} twice")
+        raise ValueError(f"optimizer: the list of {len(optimizers)} has an optimizer twice")
     return list(optimizers)
 
 
@@ -282,7 +282,7 @@ def _take_tables(
                 _drop_state(optimizer, table)
     if missing:
         raise ValueError(
-            f"optimizer: {len(missing)} of {len(weights)} tables of the model are in none"
+            f"optimizer: {len(missing)} of {len(weights)} tables of the model are in no optimizer"
         )
     forms = [optim.row_optimizer(owner, owner.param_groups[number]) for owner, number in groups]
     if any(form != forms[0] for form in forms):
@@ -295,8 +295,8 @@ def _drop_state(optimizer: Optimizer, table: torch.Tensor) -> None:
     state = optimizer.state.pop(table, {})
     if float(state.get("step", bool(state))) > 0:
         raise ValueError(
-            f"{type(optimizer).__name__} has taken steps already, and what it keeps of the tables "
-            f"cannot be taken over; prepare comes before the first step"
+            f"{type(optimizer).__name__} has taken steps already: call prepare before the first "
+            f"step, because it cannot move the optimizer's state of the tables"
         )
 
 

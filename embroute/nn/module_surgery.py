@@ -55,7 +55,8 @@ def find_layers(model: nn.Module, min_rows: int) -> list[RoutedModule]:
             )
         for option in _PER_BATCH:
             if value := getattr(module, option):
-                raise ValueError(f"{name}: {option}={value} depends on who computes a sample")
+                reason = "depends on all samples of a batch, and no worker has all of them"
+                raise ValueError(f"{name}: {option}={value} {reason}")
     if not modules:
         raise ValueError(
             f"the model has no nn.Embedding or nn.EmbeddingBag of at least {min_rows} rows; "
@@ -73,8 +74,8 @@ def _check_unshared(model: nn.Module, modules: Sequence[RoutedModule]) -> None:
             entry = by_weight.get(id(parameter))
             if entry is not None and entry.module is not module:
                 raise ValueError(
-                    f"{entry.spec.name}: its weight is {path}.{name} too; rows travel for one "
-                    f"layer only (which may be called several times)"
+                    f"{entry.spec.name}: its weight is {path}.{name} too; a routed table belongs "
+                    f"to one layer only, which may be called several times"
                 )
     if len({entry.weight.dtype for entry in modules}) > 1:
         types = ", ".join(f"{entry.spec.name} {entry.weight.dtype}" for entry in modules)
@@ -117,7 +118,7 @@ def _check_lookup_only(name: str, module: EmbeddingLayer) -> None:
     if is_parametrized(module):
         raise ValueError(f"{name}: a parametrized weight has no routed form; {keep}")
     if not module.weight.requires_grad:
-        raise ValueError(f"{name}: its weight is frozen, and rows that travel are trained; {keep}")
+        raise ValueError(f"{name}: its weight is frozen, but routed rows are trained; {keep}")
     if module.weight.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"{name}: rows must be float32 or float64, got {module.weight.dtype}")
 

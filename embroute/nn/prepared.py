@@ -29,8 +29,8 @@ class Loader:
             return
         if self._ended == self._epochs:
             raise ValueError(
-                f"epoch {self._ended + 1} was begun, and prepare was told epochs={self._epochs}: "
-                f"the coordinator has to know how often it reads the loader"
+                f"epoch {self._ended + 1} was started, but prepare was called with "
+                f"epochs={self._epochs}: the coordinator must know how often to read the loader"
             )
         yield from self._session.samples()
         self._ended += 1

@@ -331,8 +331,8 @@ def _columns(leaf: torch.Tensor, size: int, spec: TensorSpec) -> F32:
         raise ValueError(
             f"a tensor of a batch of loader or held_out has shape {tuple(leaf.shape)} and type "
             f"{leaf.dtype}, expected {(size, *spec.tail)} and {spec.dtype}: samples come first, as "
-            f"many as in the look-ups, the rest never changes (flat ids travel for routed bags "
-            f"only: embroute.route(layer) routes one)"
+            f"many as in the look-ups, the rest never changes (flat ids need a routed bag: "
+            f"embroute.route(layer) routes one)"
         )
     raw = leaf.detach().cpu().contiguous().view(torch.uint8).reshape(size, -1).numpy()
     out = np.zeros((size, 4 * spec.num_columns), np.uint8)

@@ -22,7 +22,7 @@ def _flatten(tree: object, leaves: list[torch.Tensor]) -> object:
         if not is_plain(tree):
             raise ValueError(
                 f"a batch of loader or held_out has a tensor of shape {tuple(tree.shape)} that is "
-                f"sparse, quantized or on the meta device; dense ones travel"
+                f"sparse, quantized or on the meta device; give dense tensors"
             )
         leaves.append(tree)
         return len(leaves) - 1

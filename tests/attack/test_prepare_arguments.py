@@ -191,8 +191,11 @@ def test_object_that_is_no_optimizer_is_refused(optimizer: object) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (lambda model: adagrad(Model()), "optimizer: 2 of 2 tables of the model are in none"),
-        (lambda model: adagrad(model) * 2, "optimizer: the list has one of its 2 twice"),
+        (
+            lambda model: adagrad(Model()),
+            "2 of 2 tables of the model are in no optimizer",
+        ),
+        (lambda model: adagrad(model) * 2, "optimizer: the list of 2 has an optimizer twice"),
         (lambda model: adagrad(model) + adagrad(model), "optimizer: a table is in two"),
         (lambda model: [torch.optim.SGD(model.parameters(), NAN)], "SGD(lr=nan): lr must be at"),
         (lambda model: [torch.optim.SGD(model.parameters(), INF)], "SGD(lr=inf): lr must be at"),
