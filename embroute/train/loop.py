@@ -127,6 +127,7 @@ def row_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(weights, lr=run.lr)
     if run.optimizer == "rowwise-adagrad":
         return RowWiseAdagrad(weights, lr=run.lr)
+    # Not Adam: its update also moves the rows that a step does not touch.
     return torch.optim.SparseAdam(weights, lr=run.lr)
 
 
@@ -154,7 +155,7 @@ def settings_of(run: RunFile, data: RunData, folder: Path) -> Settings:
         decay=run.decay,
         seed=run.seed,
         device=run.device,
-        compare_with="vanilla",
+        compare_with="vanilla",  # reports show its row bytes beside those of the run
         max_steps=run.steps,
         checkpoint=folder / CHECKPOINTS,
         checkpoint_every=run.checkpoint_every,
@@ -188,6 +189,7 @@ def metrics_of(scores: F32, labels: F32) -> dict[str, float]:
     from torchmetrics.functional.classification import binary_auroc  # slow to import
 
     score, label = torch.from_numpy(scores).double(), torch.from_numpy(labels)
+    # A score in float32 may be exactly 0 or 1, where the logarithm is infinite.
     loss = nn.functional.binary_cross_entropy(score.clamp(1e-7, 1 - 1e-7), label.double())
     area = binary_auroc(score, label.long())
     return {"log_loss": float(loss), "auc": float(area)}

@@ -74,6 +74,7 @@ class RunMonitor:
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
         partial.replace(path)  # a crash leaves the old file or the new one, never half of one
         self._file = path.open("a", encoding="utf-8")
+        # TensorBoard hides the events of later steps, which are trained again.
         self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
 
     def step(self, header: StepHeader, loss: float, figures: I64) -> None:
@@ -81,12 +82,9 @@ class RunMonitor:
         step, samples = header.step, header.global_samples
         if self._file is None:
             self._begin(step)
-        # Figures: bytes of each link, then row bytes of this policy and of vanilla.
-        *link_bytes, moved, other = figures.tolist()
         for span in (self._span, self._live):
-            span.add(header, loss, np.array(link_bytes, np.int64))
-        self.moved_bytes += moved
-        self.other_bytes += other
+            span.add(header, loss, figures[:-2])
+        self.drained(figures)
         self.samples += samples
         self.steps += 1
         now = time.monotonic()
@@ -95,18 +93,21 @@ class RunMonitor:
             self._timed_samples += samples
         self._last_end = now
         if now - self._shown >= LIVE_S and self.terminal.isatty():
-            self.terminal.write("\r" + self._line(step, self._live, now - self._shown) + "\x1b[K")
-            self.terminal.flush()
+            self._print("\r" + self._line(step, self._live, now - self._shown) + "\x1b[K")
             self._live, self._shown = ReportSpan(), now
         due = step + 1 == self.total_steps or now - self._reported >= REPORT_S
         if due or (self.total_steps and self._span.steps * REPORTS >= self.total_steps):
             self._report(step, now)
 
     def drained(self, figures: I64) -> None:
-        """Count the traffic after the last step."""
-        *_, moved, other = figures.tolist()
-        self.moved_bytes += moved
-        self.other_bytes += other
+        """Count the row bytes of this policy and of vanilla, which follow those of the links."""
+        moved_bytes, other_bytes = figures[-2:].tolist()
+        self.moved_bytes += moved_bytes
+        self.other_bytes += other_bytes
+
+    def _print(self, text: str) -> None:
+        self.terminal.write(text)
+        self.terminal.flush()
 
     def _line(self, step: int, span: ReportSpan, seconds: float) -> str:
         """The live line, cut where many links make it too long for a terminal."""
@@ -137,8 +138,7 @@ class RunMonitor:
         self._scalars({name: report[name] for name in ("loss", "samples_per_s", "hit_rate")}, step)
         last = step + 1 == self.total_steps
         if not self.terminal.isatty() and (last or now - self._printed >= REPORT_S):
-            self.terminal.write(self._line(step, self._live, max(1e-9, now - self._printed)) + "\n")
-            self.terminal.flush()
+            self._print(self._line(step, self._live, max(1e-9, now - self._printed)) + "\n")
             self._live, self._printed = ReportSpan(), now
         self._span, self._reported, self._loss = ReportSpan(), now, span.loss / span.steps
 
@@ -173,8 +173,7 @@ class RunMonitor:
         self._scalars(metrics, step - 1)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         clear = "\r\x1b[K" if self.terminal.isatty() else ""
-        self.terminal.write(f"{clear}step {step}  {text}\n")
-        self.terminal.flush()
+        self._print(f"{clear}step {step}  {text}\n")
 
     def _speed(self) -> float:
         """Samples per second, without the first step, which compiles, and without evaluations."""
@@ -184,8 +183,7 @@ class RunMonitor:
 
     def idle(self) -> None:
         """Report a run without steps."""
-        self.terminal.write("nothing to train: the checkpoint is at the end of the run\n")
-        self.terminal.flush()
+        self._print("nothing to train: the checkpoint is at the end of the run\n")
         self._close()
 
     def close(self, step: int, policy: str, seconds: dict[str, float]) -> None:
@@ -205,8 +203,7 @@ class RunMonitor:
         )
         (self.folder / SUMMARY).write_text(json.dumps(asdict(summary), indent=2) + "\n")
         clear = "\r\x1b[K" if self.terminal.isatty() else ""
-        self.terminal.write(clear + summary.text() + "\n")
-        self.terminal.flush()
+        self._print(clear + summary.text() + "\n")
         self._close()
 
 
