@@ -63,6 +63,7 @@ def activities(time: StepTime, w: int) -> list[Activity]:
     A step starts when all pushes of the previous step have arrived.
     """
     pulled, compute = float(time.pulling_W[w]), float(time.compute_W[w])
+    # Late pulls come first, then compute beside early transfers, then urgent pushes.
     computed, urgent = pulled + compute, pulled + float(time.start_W[w])
     reduced = time.rest_s
     return [

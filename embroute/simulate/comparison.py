@@ -108,7 +108,7 @@ def bound_result(bound: Bound) -> PolicyResult:
     zero = dict.fromkeys((*KIND_NAMES, "drain", "allreduce"), 0)
     rows = zero | {"miss_pull": int(bound.pulls_A.sum()), "update_push": int(bound.pushes_A.sum())}
     sizes = zero | {"miss_pull": round(bound.pull_bytes), "update_push": round(bound.push_bytes)}
-    sizes |= {"samples": 0, "plans": 0, "dense": 0}
+    sizes |= {"samples": 0, "plans": 0, "dense": 0}  # the bound is on rows
     return PolicyResult(
         name=LOWER_BOUND,
         rows=rows,

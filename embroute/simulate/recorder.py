@@ -73,6 +73,7 @@ class Recorder:
         """Means over the measured steps, and curves over bins of them."""
         hits = np.array(self.hits, np.float64)
         total = np.array([time.total_s for time in self.times])
+        # Bins of equally many steps, the last one shorter: `reduceat` sums from start to start.
         starts = np.arange(0, len(total), -(-len(total) // DETAIL_POINTS))
         counts = np.add.reduceat(np.ones(len(total)), starts)
         binned = np.add.reduceat(hits, starts)

@@ -239,6 +239,7 @@ def choose_workers(policy: Policy, job: Workload) -> tuple[int, ...]:
     for size in range(count, 0, -1):
         subset = tuple(sorted(int(w) for w in order[:size]))
         try:
+            # The trial's policy has workers=all, so `measure` starts no further trials.
             time_s = measure(trial_policy, with_workers(trial, subset)).step_time_s
         except ValueError:
             continue  # the caches of so few workers do not hold a step

@@ -19,7 +19,7 @@ from embroute.kernels.array_types import F32, I32, I64
 from embroute.planner.interfaces import DispatchContext
 from embroute.planner.setup import Setup
 from embroute.planner.state import SearchState, first_shares
-from embroute.policies.embroute.forecast import forecast_steps, mean_step_s
+from embroute.policies.embroute.forecast import Forecast, forecast_steps, mean_step_s
 from embroute.policies.embroute.problem import (
     SearchOptions,
     WindowProblem,
@@ -152,12 +152,19 @@ def _try_workers(
             best = Trial(round_s[-1], memory._replace(**copies))
         if _is_hopeless(round_s, rounds - 1 - turn, limit):
             break
-        for t in range(half, len(forecast.times)):
-            samples_W = problem.loads.load_TW[t].astype(np.int64)
-            fits_W = samples_that_fit(forecast.rows_TWA[t], capacity_WA, samples_W)
-            balance_shares(forecast.times[t], samples_W, memory, fits_W)
-            learn_pace(memory, forecast.times[t], problem.reduced[t])
+        _learn_from_forecast(memory, problem, forecast, capacity_WA)
     return best
+
+
+def _learn_from_forecast(
+    memory: SearchState, problem: WindowProblem, forecast: Forecast, capacity_WA: I64
+) -> None:
+    """Correct shares, weights and pace by the second half of the window, as after real steps."""
+    for t in range(len(forecast.times) // 2, len(forecast.times)):
+        samples_W = problem.loads.load_TW[t].astype(np.int64)
+        fits_W = samples_that_fit(forecast.rows_TWA[t], capacity_WA, samples_W)
+        balance_shares(forecast.times[t], samples_W, memory, fits_W)
+        learn_pace(memory, forecast.times[t], problem.reduced[t])
 
 
 def _refit_all(problem: WindowProblem) -> None:

@@ -1,9 +1,9 @@
 """Sharing-aware dispatch: costs of sets of workers per row, over a window of batches.
 
 ESD and Herald price each sample by itself. Here a transfer is paid once per worker and row, a row
-that several workers touch in one step is paid by all of them, and uses of a row in the next batches
-count. A batch is dispatched when it enters the window and improved in every step until its own, so
-that the effort of several steps goes into each batch (docs/policy.md).
+that several workers touch in one step is paid by all of them, and later uses count. A batch is
+dispatched when it enters the window, and improved in every step until its own. So each batch gets
+the effort of several steps (docs/policy.md).
 """
 
 from __future__ import annotations

@@ -216,6 +216,7 @@ def predict_traffic(
         a, kind = nodes.class_N[n] % num_arenas, nodes.class_N[n] // num_arenas % USE_KINDS
         bytes_WDP = bytes_THWDP[t, nodes.class_N[n] // (USE_KINDS * num_arenas)]
         owner = owner_N[before] if before >= 0 else owner_N[n]
+        # Rows that entered the owner's cache after the row's last use may have pushed it out.
         since = batch_N[before] + 1 if before >= 0 else 0
         if owner >= 0 and counts.since_TTWA[since, t, owner, a] > capacity_WA[owner, a]:
             bytes_WDP[owner, PUSH_BYTES, EARLY] += record_XA[VALUE_STATE, a]

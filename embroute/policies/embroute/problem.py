@@ -285,6 +285,12 @@ def _mean_price(price_PCV: F32, setup: Setup) -> float:
     return float(busy_AV[:, : setup.num_workers].mean())
 
 
+def _affinity_worth(nodes: Nodes, again_N: F32, unit: float) -> F32:
+    """What a worker that has always used a row is worth, in prices; 0 for rows without a past."""
+    worth_N = np.where(nodes.owner_N >= 0, OWNED_AFFINITY, UNOWNED_AFFINITY) * (again_N > 0)
+    return (unit * worth_N).astype(np.float32)
+
+
 def build_problem(
     context: DispatchContext,
     memory: SearchState,
@@ -296,27 +302,26 @@ def build_problem(
 
     `owners`: the owners to assume, given the present owners and the rows.
     """
-    state, window, setup = context.state, context.window, context.state.setup
-    depth = _depth(window.now, options, setup)
-    entries = (window.now, *window.ahead[:depth])
-    cells = state.caches.cells
-    copies = [context.copies, *(find_copies(cells, entry.rows_U) for entry in entries[1:])]
-    quota_TW = _quotas(setup, memory, entries)
+    setup = context.state.setup
+    depth = _depth(context.window.now, options, setup)
+    entries = (context.window.now, *context.window.ahead[:depth])
     reduced = (
         NO_REDUCTION._replace(rows=context.everywhere),
         *(choose_reduced_rows(entry, setup, memory) for entry in entries[1:]),
     )
     node_L, first_S, first_T = _lookups(entries, reduced)
+    cells = context.state.caches.cells
+    copies = [context.copies, *(find_copies(cells, entry.rows_U) for entry in entries[1:])]
     number_N = np.concatenate([batch_copies.number_U for batch_copies in copies])
     known_NW, again_N = recall_affinity(memory.affinity_NW, number_N)
     nodes = _nodes(entries, copies, setup, np.float32(TAIL_WORTH) * again_N, options.local_init)
     rows_N = np.concatenate([entry.rows_U for entry in entries])
     nodes = nodes._replace(owner_N=owners(nodes.owner_N, rows_N))
+    quota_TW = _quotas(setup, memory, entries)
     worker_S = _starting_workers(entries, memory, quota_TW)
     uses, node_K = collect_uses(nodes, node_L, first_S, worker_S, price_PCV)
     unit = _mean_price(price_PCV, setup)
-    worth_N = np.where(nodes.owner_N >= 0, OWNED_AFFINITY, UNOWNED_AFFINITY) * (again_N > 0)
-    worth_N = (unit * worth_N).astype(np.float32)
+    worth_N = _affinity_worth(nodes, again_N, unit)
     add_affinity(uses.linear_SV, known_NW, worth_N, node_L, first_S)
     loads = _loads(worker_S, first_T, quota_TW, memory)
     if not memory.price_TW.any():

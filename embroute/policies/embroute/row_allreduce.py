@@ -1,10 +1,10 @@
 """Rows whose gradients join the dense all-reduce, where that relieves the slowest link.
 
-A row that k workers share crosses the shards' link k times each way in every step, and the link of
-each of these workers twice. If its gradient is all-reduced, the row does not cross the shards' link
-at all, but it crosses the link of every worker 2(n-1)/n times, the slowest included. Rows are
-chosen in order of use as long as the longer of two times gets shorter: that of the shards' link,
-and that of all the rest (docs/policy.md).
+A row that k workers share crosses the shards' link k times each way in every step. It crosses the
+link of each of these workers twice. If its gradient is all-reduced, the row does not cross the
+shards' link at all. But it crosses the link of every worker 2(n-1)/n times, the slowest included.
+The most used rows are chosen, as many as make the longer of two times shortest: the time of the
+shards' link, and the time of all the rest (docs/policy.md).
 
 Axes: U distinct rows of a batch, T touches, H hot rows by falling use.
 """
@@ -86,8 +86,8 @@ def _is_known_for_all(memory: SearchState) -> bool:
 def choose_reduced_rows(batch: Indexed, setup: Setup, memory: SearchState) -> Reduction:
     """The rows of a batch whose gradients are best all-reduced.
 
-    None where a user fixes the shares without a compute time per sample: the time of a step is
-    unknown then, as in training by default.
+    None if shares are fixed and the compute time of a sample is unknown, as in training by default.
+    Then the time of a step is unknown too.
     """
     is_unpriced = setup.shares and not setup.cluster.compute_s_per_sample
     if is_unpriced or setup.num_workers == 1 or not _is_known_for_all(memory):

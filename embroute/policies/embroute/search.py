@@ -200,21 +200,25 @@ def anneal_window(
             noise = hot_noise * cooling**age * unit
             heat = Heat(noise, STIFFNESS * unit, GUMBEL, random)
             sweep_samples(uses, loads, t, heat)
-            first_use, end_use = problem.first_use_T[t : t + 2]
-            first_sample, end_sample = loads.first_T[t : t + 2]
-            batch_lookups = uses.first_S[end_sample] - uses.first_S[first_sample]
-            sweep = GroupSweep(
-                batch=t,
-                first_use=int(first_use),
-                end_use=int(end_use),
-                max_size=MAX_GROUP,
-                max_lookups=int(grouping * batch_lookups),
-            )
-            sweep_groups(uses, loads, problem.groups, sweep, heat)
+            sweep_groups(uses, loads, problem.groups, _group_sweep(problem, t, grouping), heat)
             reprice(loads, t, PRICE_RATE * unit)
     heat = Heat(0.0, STIFFNESS * unit, GUMBEL, random)
     for _ in range(COLD_SWEEPS):
         sweep_samples(uses, loads, 0, heat)
+
+
+def _group_sweep(problem: WindowProblem, t: int, grouping: float) -> GroupSweep:
+    """A sweep over groups of batch t that reads `grouping` times the batch's look-ups."""
+    first_use, end_use = problem.first_use_T[t : t + 2]
+    first_sample, end_sample = problem.loads.first_T[t : t + 2]
+    lookups = problem.uses.first_S[end_sample] - problem.uses.first_S[first_sample]
+    return GroupSweep(
+        batch=t,
+        first_use=int(first_use),
+        end_use=int(end_use),
+        max_size=MAX_GROUP,
+        max_lookups=int(grouping * lookups),
+    )
 
 
 def enforce_quotas(problem: WindowProblem) -> None:
