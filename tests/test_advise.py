@@ -20,7 +20,6 @@ from embroute.simulate.advisor import (
     Constraints,
     Recommendation,
     advise,
-    cluster_with,
     configurations,
     first_samples,
     hot_rows,
@@ -38,7 +37,7 @@ POLICIES = ("vanilla", "herald", "esd(1)")
 
 def wish(network: str = "edge-4", dim: int = 512, compute_ms: float = 0.05) -> Constraints:
     source = first_samples(open_source("online-retail", DataOptions()), 60_000)
-    cluster = cluster_with(open_cluster(network), 0, compute_ms / 1e3)
+    cluster = replace(open_cluster(network), compute_s_per_sample=compute_ms / 1e3)
     return Constraints(
         Setup(source.schema, cluster, dim), source, 40e6, (64, 128), (4, 2), POLICIES
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -38,7 +38,6 @@ from embroute.simulate.advisor import (
     Recommendation,
     Tick,
     advise,
-    cluster_with,
     first_samples,
     fixed_bytes,
     hot_rows,
@@ -227,10 +226,10 @@ class AdviseArgs:
 
     def wish(self, source: Source) -> Constraints:
         """What the adviser is given."""
-        cluster = cluster_with(
+        cluster = replace(
             open_cluster(self.network_name()),
-            dense_bytes(self.model, source, self.dim),
-            self.compute_ms_per_sample / 1e3,
+            dense_bytes=dense_bytes(self.model, source, self.dim),
+            compute_s_per_sample=self.compute_ms_per_sample / 1e3,
         )
         batches = tuple(
             parse_int("--batch", part, 1, int(LIMITS["batch"].most))

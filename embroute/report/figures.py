@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bokeh.models import (
     ColumnDataSource,
@@ -143,7 +143,6 @@ class Bars:
     axes: Axes
     styles: Mapping[str, Style]
     unit: str
-    extra: Columns = field(default_factory=dict)
 
 
 def stacked(bars: Bars, stack: Stack) -> figure:
@@ -151,7 +150,7 @@ def stacked(bars: Bars, stack: Stack) -> figure:
     fig = plot(bars.axes)
     if min(min(sizes, default=0) for sizes in stack.series.values()) >= 0:
         fig.x_range.start = 0
-    source = ColumnDataSource(data={**stack.columns(), **bars.extra}, name=bars.name)
+    source = ColumnDataSource(data=stack.columns(), name=bars.name)
     items: list[tuple[str, list[object]]] = []
     for name in stack.series:
         style = bars.styles[name]

@@ -27,6 +27,7 @@ from embroute.report.timeline import measured_timeline, workers_of
 
 LogEntry = MetricsLine | Evaluation
 CURVE_POINTS = 400
+MAX_POINTS = 40  # of a curve whose points are drawn
 X_AXES: dict[str, tuple[str, Callable[[LogEntry], float]]] = {
     "steps": ("steps", lambda entry: entry.step),
     "time": ("seconds", lambda entry: entry.seconds),
@@ -50,54 +51,36 @@ class _Switched:
         key: str,
         axes: Axes,
         runs: Sequence[tuple[str, Sequence[LogEntry]]],
-        value: Callable[[LogEntry], float],
     ) -> None:
-        """Add a figure with a curve for each run."""
-        first = X_AXES["steps"][1]
+        """Add a figure of the metric `key`, with a curve for each run."""
         curves = [
-            Curve(name, [first(e) for e in entries], [value(e) for e in entries], f"{key}-{i}")
+            Curve(name, [e.step for e in entries], [getattr(e, key) for e in entries], f"{key}-{i}")
             for i, (name, entries) in enumerate(runs)
         ]
-        few = max((len(curve.x) for curve in curves), default=0) <= 40
-        fig = lines(axes, curves, points=few)
+        are_few = max((len(curve.x) for curve in curves), default=0) <= MAX_POINTS
+        fig = lines(axes, curves, points=are_few)
         fig.xaxis.name = f"{key}-axis"
-        for option, (label, place) in X_AXES.items():
-            chosen = self.options[option]
-            chosen[f"{key}-axis"] = {"axis_label": label}
+        for option, (label, position) in X_AXES.items():
+            properties = self.options[option]
+            properties[f"{key}-axis"] = {"axis_label": label}
             for curve, (_, entries) in zip(curves, runs, strict=True):
-                chosen[curve.source] = {
-                    "data": {"x": [place(e) for e in entries], "y": list(curve.y)}
-                }
+                x = [position(entry) for entry in entries]
+                properties[curve.source] = {"data": {"x": x, "y": list(curve.y)}}
         self.figures.append(fig)
 
 
 def _quality(runs: Sequence[RunHistory]) -> Section:
     switched = _Switched()
     reports = [(run.name, _thin(run.reports)) for run in runs]
-    switched.add("loss", Axes("Training loss", "steps", "log-loss"), reports, _loss)
+    switched.add("loss", Axes("Training loss", "steps", "log-loss"), reports)
     evaluations = [(run.name, run.evaluations) for run in runs]
     if any(run.evaluations for run in runs):
-        switched.add("auc", Axes("AUC, held-out samples", "steps", "AUC"), evaluations, _auc)
+        switched.add("auc", Axes("AUC, held-out samples", "steps", "AUC"), evaluations)
         axes = Axes("Log-loss, held-out samples", "steps", "log-loss")
-        switched.add("log-loss", axes, evaluations, _log_loss)
+        switched.add("log_loss", axes, evaluations)
     text = "Training loss is the mean since the point before; held-out samples are never trained."
     control = Control("against", "against", switched.options)
     return Section("How well it learns", text, switched.figures, [control])
-
-
-def _loss(entry: LogEntry) -> float:
-    assert isinstance(entry, MetricsLine)
-    return entry.loss
-
-
-def _auc(entry: LogEntry) -> float:
-    assert isinstance(entry, Evaluation)
-    return entry.auc
-
-
-def _log_loss(entry: LogEntry) -> float:
-    assert isinstance(entry, Evaluation)
-    return entry.log_loss
 
 
 def _curves(runs: Sequence[RunHistory], value: Callable[[MetricsLine], float]) -> list[Curve]:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embroute.config.cluster import Cluster
 from embroute.config.spec import Size
 from embroute.cost import expected
 from embroute.cost.step_time import Traffic, step_time
@@ -363,8 +362,3 @@ def only_fast(constraints: Constraints, advices: list[Recommendation]) -> str | 
         f"{best.choice.policy} is predicted to reach {best.samples_s:,.0f} samples/s instead of "
         f"{first.samples_s:,.0f}"
     )
-
-
-def cluster_with(cluster: Cluster, dense_bytes: float, compute_s: float) -> Cluster:
-    """The cluster with the model's dense gradients and compute time per sample."""
-    return replace(cluster, dense_bytes=dense_bytes, compute_s_per_sample=compute_s)

@@ -160,20 +160,6 @@ class SweepPoint:
     hit_rate: float
 
 
-def sweep_point(name: str, cache: str, outcome: Outcome) -> SweepPoint:
-    """A measured policy as a point of a sweep."""
-    rows = int(outcome.setup.capacity_WA[0].sum())
-    return SweepPoint(
-        policy=name,
-        cache=cache,
-        cache_rows=rows,
-        cache_share=rows / outcome.setup.schema.num_rows,
-        transmission_cost_s=outcome.transmission_cost_s,
-        step_time_s=outcome.step_time_s,
-        hit_rate=outcome.hit_rate,
-    )
-
-
 @dataclass(frozen=True)
 class TradeoffPoint:
     """One policy at one value of the quantity that a panel varies."""
@@ -184,18 +170,6 @@ class TradeoffPoint:
     rows: int  # moved in the measured steps
     transmission_cost_s: float
     step_time_s: float
-
-
-def tradeoff_point(panel: str, x: float, name: str, outcome: Outcome) -> TradeoffPoint:
-    """A measured policy as a point of a panel."""
-    return TradeoffPoint(
-        panel=panel,
-        policy=name,
-        x=x,
-        rows=int(outcome.traffic.rows_WKIP.sum()),
-        transmission_cost_s=outcome.transmission_cost_s,
-        step_time_s=outcome.step_time_s,
-    )
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from embroute.simulate.recorder import (
     Recorder,
     SweepPoint,
     TradeoffPoint,
-    sweep_point,
-    tradeoff_point,
 )
 from embroute.simulate.simulation import Outcome, Workload, measure
 
@@ -100,10 +98,21 @@ def sweep_caches(
         for name in names
         for i, cache in enumerate(caches)
     ]
-    return [
-        sweep_point(case.policy, caches[int(case.x)], outcome)
-        for case, outcome in _measure_cases(cases, console)
-    ]
+    points = []
+    for case, outcome in _measure_cases(cases, console):
+        rows = int(outcome.setup.capacity_WA[0].sum())
+        points.append(
+            SweepPoint(
+                policy=case.policy,
+                cache=caches[int(case.x)],
+                cache_rows=rows,
+                cache_share=rows / outcome.setup.schema.num_rows,
+                transmission_cost_s=outcome.transmission_cost_s,
+                step_time_s=outcome.step_time_s,
+                hit_rate=outcome.hit_rate,
+            )
+        )
+    return points
 
 
 def tradeoff_cases(job: Workload) -> list[Case]:
@@ -145,6 +154,13 @@ def tradeoff_cases(job: Workload) -> list[Case]:
 def measure_tradeoffs(job: Workload, console: Console) -> list[TradeoffPoint]:
     """Measure the papers' trade-offs."""
     return [
-        tradeoff_point(case.panel, case.x, case.policy, outcome)
+        TradeoffPoint(
+            panel=case.panel,
+            policy=case.policy,
+            x=case.x,
+            rows=int(outcome.traffic.rows_WKIP.sum()),
+            transmission_cost_s=outcome.transmission_cost_s,
+            step_time_s=outcome.step_time_s,
+        )
         for case, outcome in _measure_cases(tradeoff_cases(job), console)
     ]

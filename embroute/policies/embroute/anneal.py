@@ -85,13 +85,13 @@ def _choose(cost_V: F32, price_W: F32, noise: float, gumbel: F32, random: U64) -
 
 
 @kernel
-def sweep_samples(uses: Uses, loads: Loads, t: int, heat: Heat) -> int:
-    """Offer every sample of a batch to every worker once; how many moved."""
+def sweep_samples(uses: Uses, loads: Loads, t: int, heat: Heat) -> None:
+    """Offer every sample of a batch to every worker once."""
     use_KF, cost_KF, price_PCV, use_L, first_S, worker_S, linear_SV = uses
     cost_V = np.empty(price_PCV.shape[2], np.float32)
     load_W, quota_W, price_W = loads.load_TW[t], loads.quota_TW[t], loads.price_TW[t]
     stiffness, noise, gumbel, random = heat.stiffness, heat.noise, heat.gumbel, heat.random
-    counts, moved, full_size = COSTS + 2 * len(cost_V), 0, 0
+    counts, full_size = COSTS + 2 * len(cost_V), 0
     for w in range(len(price_W)):
         full_size += price_W[w] < FORBIDDEN
     # Invariant: excess_W is price + stiffness * (load - quota), with the sample in hand nowhere.
@@ -110,8 +110,6 @@ def sweep_samples(uses: Uses, loads: Loads, t: int, heat: Heat) -> int:
             load_W[source] -= 1
             load_W[index(target)] += 1
             worker_S[s] = target
-            moved += 1
-    return moved
 
 
 @kernel
@@ -214,8 +212,8 @@ class GroupSweep(NamedTuple):
 
 
 @kernel
-def sweep_groups(uses: Uses, loads: Loads, groups: Groups, sweep: GroupSweep, heat: Heat) -> int:
-    """Offer samples that share a row and a worker to every worker together; groups that moved."""
+def sweep_groups(uses: Uses, loads: Loads, groups: Groups, sweep: GroupSweep, heat: Heat) -> None:
+    """Offer samples that share a row and a worker to every worker together."""
     use_KF, _, price_PCV, use_L, first_S, worker_S, _ = uses
     t, first, num_uses = sweep.batch, sweep.first_use, sweep.end_use - sweep.first_use
     num_workers = loads.load_TW.shape[1]
@@ -223,7 +221,7 @@ def sweep_groups(uses: Uses, loads: Loads, groups: Groups, sweep: GroupSweep, he
     load_W, quota_W, price_W = loads.load_TW[t], loads.quota_TW[t], loads.price_TW[t]
     stiffness, noise, gumbel, random = heat.stiffness, heat.noise, heat.gumbel, heat.random
     excess_W = np.empty(num_workers, np.float32)
-    counts, moved, lookups = COSTS + 2 * len(cost_V), 0, 0
+    counts, lookups = COSTS + 2 * len(cost_V), 0
     while lookups < sweep.max_lookups and num_uses > 0:
         # The upper half of the bits draws the use, the lower 16 the worker to start at.
         bits = _draw(random)
@@ -253,8 +251,6 @@ def sweep_groups(uses: Uses, loads: Loads, groups: Groups, sweep: GroupSweep, he
                 sample = sample_lookups(first_S, worker_S, s, 0)
                 move_lookups(use_KF, use_L, counts, sample, target)
                 worker_S[s] = target
-            moved += 1
-    return moved
 
 
 @inlined
