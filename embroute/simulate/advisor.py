@@ -318,7 +318,7 @@ def trim_cache(constraints: Constraints, advice: Recommendation, tick: Tick) -> 
             too_small = middle
         else:
             enough = middle
-    # The brief trials were too kind to some sizes: confirm in full, from the smallest on.
+    # Brief trials are less exact: confirm in full simulations, from the smallest size on.
     for rows in reversed(sizes[: enough + 1]):
         choice = replace(advice.choice, cache_rows=rows)
         tick(f"simulating a cache of {rows:,} rows")

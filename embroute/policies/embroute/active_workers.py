@@ -41,8 +41,8 @@ from embroute.policies.embroute.search import (
 WARM_START_STEPS = 40  # on which subsets are simulated before the first step
 TRIAL_EFFORT = 1400  # of each round of a trial, at most
 TRIAL_ROUNDS = 4  # of dispatching the window and correcting shares; twice as many at first
-# A change must promise this share of the present step time. Forecasts are no better than that: a
-# large subset takes longer to settle than a trial lasts.
+# A change must promise this share of the present step time: a large subset takes longer to settle
+# than a trial lasts.
 CHANGE_LIMIT = 0.96
 # A subset that leaves out only workers with less than this share of the samples may be a little
 # slower: such workers hardly help, but the others wait for them.

@@ -226,7 +226,7 @@ def sweep_groups(uses: Uses, loads: Loads, groups: Groups, sweep: GroupSweep, he
         # The upper half of the bits draws the use, the lower 16 the worker to start at.
         bits = _draw(random)
         k = first + int((bits >> np.uint64(32)) % np.uint64(num_uses))
-        lookups += 4  # a draw without a group costs about as much as four look-ups
+        lookups += 4  # a draw counts as four look-ups
         if groups.first_K[k + 1] - groups.first_K[k] < 2:
             continue
         worker = int((bits & np.uint64(0xFFFF)) % np.uint64(num_workers))

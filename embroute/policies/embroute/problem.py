@@ -46,7 +46,7 @@ from embroute.policies.embroute.uses import (
     recall_affinity,
 )
 
-# What is worth something beyond the window, as a share of the price of a use.
+# Values beyond the window, as shares of the price of a use.
 TAIL_WORTH = 0.25  # owning a row that was often used
 OWNED_AFFINITY = 0.1  # a worker that has always used a row, if the row has an owner
 UNOWNED_AFFINITY = 0.5  # and if it has none

@@ -38,8 +38,7 @@ PRICE_RATE = 0.04  # growth of a price in a sweep, per sample above the quota
 MAX_GROUP = 16  # samples of a group
 COLD_SWEEPS, MAX_SWAP_ROUNDS = 2, 4  # of the current batch, after annealing
 REFIT_ROUNDS = 6  # rounds in which a batch is brought to its quotas
-# A swap has to save more than rounding errors of its costs, or two samples could swap for ever.
-MIN_SAVING = 1e-4
+MIN_SAVING = 1e-4  # of a swap, in prices: more than rounding errors
 
 
 @kernel
