@@ -110,7 +110,7 @@ def render(page: Page) -> str:
             for i, fig in enumerate(section.figures)
         ]
     controls = {c.name: c.options for section in page.sections for c in section.controls}
-    parts = {
+    texts = {
         "NAME": html.escape(page.title),
         "TITLE": html.escape(page.title),
         "FACTS": html.escape(page.facts),
@@ -126,7 +126,7 @@ def render(page: Page) -> str:
     }
     text = (HERE / "page.html").read_text("utf-8")
     # One pass: the name of a data set may look like a placeholder too.
-    return re.sub(r"{{([A-Z]+)}}", lambda placeholder: parts[placeholder.group(1)], text)
+    return re.sub(r"{{([A-Z]+)}}", lambda placeholder: texts[placeholder.group(1)], text)
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:

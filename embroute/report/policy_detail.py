@@ -144,8 +144,8 @@ def _cluster_figure(cluster: Cluster, detail: Detail) -> figure:
     tips = [("", "@side @host"), ("busy", "@busy{0.0} %"), ("MB", "@mb{0,0.00}")]
     tips.append(("Gbit/s", "@rate{0.[00]}"))
     add_values(fig, lines, tips)
-    about = [("", "@host"), ("ranks", "@ranks")]
-    add_values(fig, dots, about)
+    host_tips = [("", "@host"), ("ranks", "@ranks")]
+    add_values(fig, dots, host_tips)
     bar = ColorBar(color_mapper=mapper, title="busy %", height=10, width=240)
     bar.background_fill_alpha = 0
     bar.title_text_font = bar.major_label_text_font = FONT
