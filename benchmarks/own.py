@@ -24,7 +24,7 @@ from embroute.policies.catalog import make_policy
 from embroute.policies.embroute.dispatch import search_dispatch
 from embroute.policies.embroute.problem import SearchOptions
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
-from embroute.policies.evict.recency import stale_first
+from embroute.policies.evict import stale_first
 from embroute.simulate.simulation import (
     Outcome,
     Workload,

@@ -19,8 +19,15 @@ from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
 from embroute.planner.state import State
 from embroute.policies.catalog import make_policy
-from embroute.policies.regroup.hot_cold import SwapSchedule, hot_samples, interleave, regroup
-from embroute.policies.regroup.hot_set import by_count, by_theory, hot_limits
+from embroute.policies.regroup import (
+    SwapSchedule,
+    by_count,
+    by_theory,
+    hot_limits,
+    hot_samples,
+    interleave,
+    regroup,
+)
 
 steady = settings(deadline=None, derandomize=True)
 

@@ -95,15 +95,9 @@ class Setup:
     @cached_property
     def capacity_WA(self) -> I64:
         """Slots of each worker and arena."""
-        rows, slot_bytes = self.rows_A, self.record_bytes_XA[VALUE_STATE]
-        if self.cache.unit == "share":
-            slots = self.cache.amount * rows
-        elif self.cache.unit == "rows":
-            slots = self.cache.amount * rows / max(1, rows.sum())
-        else:
-            slots = self.cache.amount * rows / max(1, (rows * slot_bytes).sum())
-        # A share such as 0.1 is not exact in binary: 0.1 * 30 is a hair above 3.
-        whole = np.minimum(np.floor(slots + 1e-9), rows).astype(np.int64)
+        # A share such as 0.1 is not exact in binary, so that 0.29 * 100 is a hair below 29.
+        slots_A = np.floor(slots_by_arena(self.cache, self) + 1e-9)
+        whole = np.minimum(slots_A, self.rows_A).astype(np.int64)
         return np.tile(whole, (self.num_workers, 1))
 
     def arena_of(self, rows: I64) -> U8:
@@ -136,6 +130,16 @@ class Setup:
     @cached_property
     def _quotas(self) -> dict[int, I64]:
         return {}
+
+
+def slots_by_arena(size: Size, setup: Setup) -> F64:
+    """Rows of each arena in some room: each arena has the same share of its rows there."""
+    rows_A = setup.rows_A
+    if size.unit == "share":
+        return size.amount * rows_A
+    row_bytes_A = setup.record_bytes_XA[VALUE_STATE] if size.unit == "bytes" else 1
+    room: F64 = size.amount * rows_A / max(1, (rows_A * row_bytes_A).sum())
+    return room
 
 
 def divide(share_W: npt.ArrayLike, num_samples: int) -> I64:

@@ -19,21 +19,18 @@ from embroute.config.spec import (
 from embroute.data.batch import Batch
 from embroute.planner.interfaces import Dispatch, Evict, Policy, Regroup, Sync
 from embroute.planner.state import State
-from embroute.policies.dispatch.block import block, robin
+from embroute.policies.dispatch.block import block, round_robin
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.dispatch.herald import herald
 from embroute.policies.embroute.dispatch import search_dispatch
 from embroute.policies.embroute.problem import SearchOptions
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
-from embroute.policies.evict.clairvoyant import clairvoyant
-from embroute.policies.evict.recency import lfu, light_lfu, lru, stale_first
-from embroute.policies.regroup.hot_cold import SwapSchedule, regroup
-from embroute.policies.regroup.hot_set import by_count, by_theory
+from embroute.policies.evict import clairvoyant, lfu, light_lfu, lru, stale_first
+from embroute.policies.regroup import SwapSchedule, by_count, by_theory, regroup
 from embroute.policies.sync.bounded import bounded
 from embroute.policies.sync.on_demand import on_demand, pipelined_on_demand, until_last_use
 from embroute.policies.sync.replicated import always_replicated, swapped
-from embroute.policies.sync.shared_memory import shared_memory
-from embroute.policies.sync.write_through import uncached, write_through
+from embroute.policies.sync.write_through import shared_memory, uncached, write_through
 
 Options = Mapping[str, str]
 
@@ -47,6 +44,14 @@ class PolicyEntry:
     about: str
 
 
+def _choice(label: str, options: Options, names: tuple[str, str], default: str) -> str:
+    """An option with two possible values; `label` may name the policy: `esd: ties`."""
+    value = options.get(label.split()[-1], default)
+    if value not in names:
+        raise ValueError(f"{label} must be {names[0]} or {names[1]}, got {value!r}")
+    return value
+
+
 def _order(options: Options) -> Evict:
     orders = {"lru": lru, "lfu": lfu, "light-lfu": light_lfu}
     name = options.get("order", "lru")
@@ -57,16 +62,12 @@ def _order(options: Options) -> Evict:
 
 def _herald(options: Options) -> Dispatch:
     tables = options.get("tables", "all")
-    ties = options.get("ties", "rotate")
-    if ties not in ("rotate", "first"):
-        raise ValueError(f"herald: ties must be rotate or first, got {ties!r}")
+    ties = _choice("herald: ties", options, ("rotate", "first"), "rotate")
     return herald(0 if tables == "all" else parse_int("herald: tables", tables, 1), ties)
 
 
 def _esd(options: Options) -> Dispatch:
-    ties = options.get("ties", "block")
-    if ties not in ("block", "any"):
-        raise ValueError(f"esd: ties must be block or any, got {ties!r}")
+    ties = _choice("esd: ties", options, ("block", "any"), "block")
     return esd(parse_number("esd: alpha", options.get("alpha", "1"), 0, 1), ties)
 
 
@@ -79,19 +80,16 @@ def _lookahead(options: Options, default: str) -> int:
 
 
 DISPATCHES: Mapping[str, PolicyEntry] = {
-    "block": PolicyEntry(lambda o: block(), (), "samples dealt in blocks"),
-    "robin": PolicyEntry(lambda o: robin(), (), "samples dealt one by one"),
+    "block": PolicyEntry(lambda o: block(), (), "samples assigned in blocks"),
+    "robin": PolicyEntry(lambda o: round_robin(), (), "samples assigned one by one"),
     "herald": PolicyEntry(_herald, ("tables", "ties"), "to the worker with most rows up to date"),
     "esd": PolicyEntry(_esd, ("alpha", "ties"), "lowest expected transmission cost"),
 }
 
 
-def _makes(options: Options, default: str) -> bool:
-    """Whether workers make rows that nobody has trained yet."""
-    new = options.get("new", default)
-    if new not in ("made", "pulled"):
-        raise ValueError(f"new must be made or pulled, got {new!r}")
-    return new == "made"
+def _local_init(options: Options, default: str) -> bool:
+    """Whether workers compute the initial values of untouched rows."""
+    return _choice("new", options, ("made", "pulled"), default) == "made"
 
 
 SYNCS: Mapping[str, PolicyEntry] = {
@@ -99,9 +97,9 @@ SYNCS: Mapping[str, PolicyEntry] = {
     "write-through": PolicyEntry(lambda o: write_through(), (), "every update pushed at once"),
     "on-demand": PolicyEntry(lambda o: on_demand(), (), "pushed when another worker needs the row"),
     "streamed": PolicyEntry(
-        lambda o: pipelined_on_demand(_makes(o, "pulled")),
+        lambda o: pipelined_on_demand(_local_init(o, "pulled")),
         ("new",),
-        "on demand, pulled in parts beside the pushes",
+        "on demand, pulled in chunks beside the pushes",
     ),
     "het": PolicyEntry(lambda o: bounded(_bound(o)), ("bound",), "bounded staleness"),
     "until-last-use": PolicyEntry(
@@ -126,9 +124,7 @@ def _regroup(name: str, options: Options, rate: float) -> Regroup:
     hot = parse_size(f"{name}: hot", options["hot"]) if "hot" in options else None
     seed = parse_int(f"{name}: seed", options.get("seed", "0"), 0, LARGEST_SEED)
     buffer = parse_int(f"{name}: buffer", options.get("buffer", "32"), 2, 10**6)
-    shuffle = options.get("shuffle", "no")
-    if shuffle not in ("yes", "no"):
-        raise ValueError(f"{name}: shuffle must be yes or no, got {shuffle!r}")
+    shuffle = _choice(f"{name}: shuffle", options, ("yes", "no"), "no")
     schedule = SwapSchedule(rate, buffer, shuffle == "yes", seed)
 
     def stream(batches: Iterator[Batch], state: State) -> Iterator[Batch]:
@@ -153,27 +149,44 @@ def _bagpipe(options: Options) -> Policy:
     return Policy("bagpipe", block(), until_last_use(lookahead), clairvoyant(lookahead))
 
 
-def _parts(options: Options, name: str, default: str) -> tuple[float, ...]:
-    """Parts of a batch: one for every worker, or one for each such as 0.2+0.1+0."""
-    given = options.get(name, default).split("+")
-    return tuple(parse_number(f"embroute: {name}", part, 0, 1) for part in given)
+def _shares(options: Options, name: str, default: str) -> tuple[float, ...]:
+    """Shares of a batch: one for every worker, or one for each such as 0.2+0.1+0."""
+    shares = options.get(name, default).split("+")
+    return tuple(parse_number(f"embroute: {name}", share, 0, 1) for share in shares)
 
 
 def _embroute(options: Options) -> Policy:
     effort = options.get("effort", str(SearchOptions.effort))
     paced = effort == "auto"
-    most = (
-        SearchOptions.effort
-        if paced
-        else parse_int("embroute: effort, if not auto,", effort, 1, 10**6)
-    )
+    max_effort = SearchOptions.effort
+    if not paced:
+        max_effort = parse_int("embroute: effort, if not auto,", effort, 1, 10**6)
     ahead = parse_int("embroute: ahead", options.get("ahead", str(SearchOptions.ahead)), 0, 100)
-    objective = options.get("objective", "time")
-    if objective not in ("time", "cost"):
-        raise ValueError(f"embroute: objective must be time or cost, got {objective!r}")
-    quotas = options.get("quotas", "free" if objective == "time" else "equal")
-    if quotas not in ("free", "equal"):
-        raise ValueError(f"embroute: quotas must be free or equal, got {quotas!r}")
+    objective = _choice("embroute: objective", options, ("time", "cost"), "time")
+    default = "free" if objective == "time" else "equal"
+    quotas = _choice("embroute: quotas", options, ("free", "equal"), default)
+    _check_embroute(options, objective, quotas)
+    floor, ceiling = _shares(options, "floor", "0"), _shares(options, "ceiling", "1")
+    if objective == "cost" and paced:
+        raise ValueError("embroute: effort=auto follows the time of a step, got objective=cost")
+    local_init = _local_init(options, "made")
+    search = SearchOptions(
+        effort=max_effort,
+        ahead=ahead,
+        paced=paced,
+        minimize_time=objective == "time",
+        free_quotas=quotas == "free",
+        floor=floor,
+        ceiling=ceiling,
+        local_init=local_init,
+    )
+    return Policy(
+        "embroute", search_dispatch(search), on_demand_with_allreduce(local_init), stale_first()
+    )
+
+
+def _check_embroute(options: Options, objective: str, quotas: str) -> None:
+    """Refuse options that contradict each other."""
     if objective == "cost" and quotas == "free":
         raise ValueError(
             "embroute: quotas must be equal with objective=cost, got free: the fastest link alone "
@@ -181,26 +194,9 @@ def _embroute(options: Options) -> Policy:
         )
     if quotas == "equal" and ("floor" in options or "ceiling" in options):
         raise ValueError("embroute: floor and ceiling are for quotas=free, got quotas=equal")
-    floor, ceiling = _parts(options, "floor", "0"), _parts(options, "ceiling", "1")
-    if objective == "cost" and paced:
-        raise ValueError("embroute: effort=auto follows the time of a step, got objective=cost")
-    makes = _makes(options, "made")
-    search = SearchOptions(
-        effort=most,
-        ahead=ahead,
-        paced=paced,
-        minimize_time=objective == "time",
-        free_quotas=quotas == "free",
-        floor=floor,
-        ceiling=ceiling,
-        local_init=makes,
-    )
-    return Policy(
-        "embroute", search_dispatch(search), on_demand_with_allreduce(makes), stale_first()
-    )
 
 
-DEFAULT_POLICY = "embroute(effort=auto)"  # of training: deciding must not hold it up
+DEFAULT_POLICY = "embroute(effort=auto)"  # of training: decisions must not delay a step
 
 
 def _unbounded(options: Options) -> Policy:
@@ -218,7 +214,7 @@ SYSTEMS: Mapping[str, PolicyEntry] = {
         lambda o: Policy("vanilla", block(), write_through(), lru()), (), "the yardstick"
     ),
     "het": PolicyEntry(
-        lambda o: Policy("het", robin(), bounded(_bound(o)), _order(o)),
+        lambda o: Policy("het", round_robin(), bounded(_bound(o)), _order(o)),
         ("bound", "order"),
         "HET: bounded staleness (inexact)",
     ),
@@ -253,7 +249,7 @@ SYSTEMS: Mapping[str, PolicyEntry] = {
 }
 
 
-LOWER_BOUND = "lower-bound"  # compared with policies, and none itself
+LOWER_BOUND = "lower-bound"  # a line of comparisons, not a policy
 
 
 def _make(kind: str, entries: Mapping[str, PolicyEntry], call: CallSpec) -> object:
@@ -265,7 +261,7 @@ def _make(kind: str, entries: Mapping[str, PolicyEntry], call: CallSpec) -> obje
 
 def _from_parts(text: str, parts: list[str]) -> Policy:
     """A mix such as `dispatch=esd sync=het(10) evict=clairvoyant`."""
-    given = {}
+    calls = {}
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or key not in ("dispatch", "sync", "evict", "workers"):
@@ -273,12 +269,12 @@ def _from_parts(text: str, parts: list[str]) -> Policy:
                 f"--policy {text!r}: expected dispatch=, sync=, evict= or workers=, got "
                 f"{shown(part)}"
             )
-        if key in given:
+        if key in calls:
             raise ValueError(f"--policy {text!r}: {key} is given twice")
-        given[key] = value
-    dispatch = _make("dispatch", DISPATCHES, parse_call(given.get("dispatch", "block")))
-    sync = _make("sync", SYNCS, parse_call(given.get("sync", "on-demand")))
-    evict = _make("evict", EVICTS, parse_call(given.get("evict", "lru")))
+        calls[key] = value
+    dispatch = _make("dispatch", DISPATCHES, parse_call(calls.get("dispatch", "block")))
+    sync = _make("sync", SYNCS, parse_call(calls.get("sync", "on-demand")))
+    evict = _make("evict", EVICTS, parse_call(calls.get("evict", "lru")))
     assert isinstance(dispatch, Dispatch)
     assert isinstance(sync, Sync)
     assert isinstance(evict, Evict)
@@ -287,9 +283,9 @@ def _from_parts(text: str, parts: list[str]) -> Policy:
             f"--policy {text!r}: dispatch={dispatch.name} prefers workers by what they have "
             f"cached, and sync=none caches nothing; use dispatch=block"
         )
-    if not sync.caches and "evict" in given:
+    if not sync.caches and "evict" in calls:
         raise ValueError(f"--policy {text!r}: sync=none caches nothing, so evict= has no meaning")
-    return Policy(text, dispatch, sync, evict, workers=given.get("workers", "all"))
+    return Policy(text, dispatch, sync, evict, workers=calls.get("workers", "all"))
 
 
 def make_policy(text: str) -> Policy:
@@ -313,7 +309,7 @@ def make_policy(text: str) -> Policy:
 
 
 def policy_of(option: str, text: str) -> Policy:
-    """The policy of a name; an error says which option and which name it is about."""
+    """The policy of a name; errors say which option and which name are wrong."""
     try:
         return make_policy(text)
     except ValueError as error:

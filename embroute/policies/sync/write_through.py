@@ -1,10 +1,10 @@
-"""Every update is pushed in the step that makes it: `vanilla`, and no cache at all."""
+"""Syncs that leave no update unpushed: write-through, without a cache, in shared memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from embroute.kernels.codes import FRESH, GRADIENT, SHARED
+from embroute.kernels.codes import FRESH, GRADIENT, HIT, NOTHING, SHARED
 from embroute.planner.interfaces import Sync, SyncContext
 from embroute.planner.kernels.cache import classify_needs
 from embroute.planner.kernels.transfers import Decision
@@ -23,14 +23,24 @@ def write_through() -> Sync:
     return Sync("write-through", decide_write_through)
 
 
-def decide_uncached(context: SyncContext) -> Decision:
-    """Pull every row, push every gradient, keep nothing."""
-    need_T = classify_needs(context.cell_T, FRESH)
-    push_T = np.full(len(need_T), GRADIENT, np.uint8)
-    decision = make_decision(need_T, np.full(len(need_T), SHARED, np.uint8), push_T)
-    return decision._replace(drop_T=np.ones(len(need_T), np.uint8))
-
-
 def uncached() -> Sync:
-    """A plain parameter server: the shard applies every update."""
-    return Sync("none", decide_uncached, caches=False)
+    """A plain parameter server: pull every row, push every gradient, the shard applies it."""
+
+    def decide(context: SyncContext) -> Decision:
+        need_T = classify_needs(context.cell_T, FRESH)
+        mode_T, push_T = np.full_like(need_T, SHARED), np.full_like(need_T, GRADIENT)
+        return make_decision(need_T, mode_T, push_T)._replace(drop_T=np.ones_like(need_T))
+
+    return Sync("none", decide, caches=False)
+
+
+def shared_memory() -> Sync:
+    """On one machine no row is ever pulled: every worker reads the tables themselves. Exact."""
+
+    def decide(context: SyncContext) -> Decision:
+        # A sole toucher updates the row itself; the row's shard sums the gradients of several.
+        mode_T = touch_modes(context.touches)
+        push_T = np.where(mode_T == SHARED, np.uint8(GRADIENT), np.uint8(NOTHING))
+        return make_decision(np.full_like(mode_T, HIT), mode_T, push_T)
+
+    return Sync("in-place", decide, caches=False, shared_memory=True)

@@ -1,1 +1,0 @@
-"""Which copy leaves a full cache."""

@@ -1,1 +1,0 @@
-"""Stages before the window that change the order of samples."""
