@@ -1,4 +1,4 @@
-"""What a step leaves behind in the caches: copies come and go, clocks advance.
+"""The caches after a step: copies come and go, clocks advance.
 
 Axes: W workers, C slots, R rows, U distinct rows of the step, T touches.
 """
@@ -37,14 +37,14 @@ from embroute.planner.kernels.transfers import Decision, StepRows, Transfers
 
 @kernel
 def mark_clean(cell_NW: I32, number: I32, worker: I32) -> None:
-    """Copies whose update went home hold nothing the shard does not have."""
+    """Clear DIRTY of copies whose update is pushed: the shard has it now."""
     for i in range(len(number)):
         cell_NW[index(number[i]), index(worker[i])] &= ~DIRTY
 
 
 @inlined
-def _after(mode: int, pushed: int) -> int:
-    """Bits of a touched copy after the step, without branches: modes come in any order."""
+def _bits_after(mode: int, pushed: int) -> int:
+    """FRESH and DIRTY of a touched copy after the step, without branches: modes alternate."""
     fresh = (mode == EXCLUSIVE) | (mode == FILL)
     dirty = ((mode == EXCLUSIVE) & (pushed == NOTHING)) | (mode == LOCAL)
     return FRESH * fresh | DIRTY * dirty
@@ -52,7 +52,7 @@ def _after(mode: int, pushed: int) -> int:
 
 @kernel
 def _settle_replicas(caches: Caches, rows: StepRows, touches: Touches, mode_T: U8) -> None:
-    """Every replica is up to date and the shard is not; one of them will bring the row home."""
+    """Every replica has the update and the shard has not: one replica is DIRTY and will push it."""
     cell_NW, slots, rows_U = caches.cells.cell_NW, caches.slot_WCF, rows.rows_U
     num_workers = cell_NW.shape[1]
     for t in range(len(mode_T)):
@@ -63,8 +63,9 @@ def _settle_replicas(caches: Caches, rows: StepRows, touches: Touches, mode_T: U
         for k in range(num_workers):
             slot = (cell_NW[number, k] & SLOT_MASK) - 1
             if slot >= 0:
-                keeper = DIRTY if k == row % num_workers else 0
-                cell_NW[number, k] = (slot + 1) | FRESH | keeper
+                # The row's number chooses the pusher, so that pushes spread over the workers.
+                pusher = DIRTY if k == row % num_workers else 0
+                cell_NW[number, k] = (slot + 1) | FRESH | pusher
                 slots[k, slot, USED] = rows.step + 1
 
 
@@ -83,13 +84,15 @@ def _take_slots(
         w, slot, u = index(worker_T[t]), index(slot_T[t]), index(unique_T[t])
         slots[w, slot, ROW] = rows.rows_U[u]
         a = index(rows.arena_U[u])
+        # Slots are first used in order, so the highest one says how many are used.
         used_WA[w, a] = max(used_WA[w, a], slot - caches.first_WA[w, a] + 1)
 
 
 @kernel
 def number_rows(cells: Cells, rows_U: I64, touches: Touches, number_U: I32) -> I32:
-    """The numbers of the step's rows, after those touched for the first time got theirs."""
+    """The numbers of the step's rows; rows touched for the first time get the next numbers."""
     out_U, first_U = number_U.copy(), touches.first_U
+    # Row u is touched if its range in of_row_T is not empty.
     new = nonzero((number_U == 0) & (first_U[:-1] < first_U[1:]))
     for i in range(len(new)):
         prefetch(cells.number_R, (rows_U[new[i]],))
@@ -102,12 +105,12 @@ def number_rows(cells: Cells, rows_U: I64, touches: Touches, number_U: I32) -> I
 
 @inlined
 def _outdate(cell_NW: I32, number: int, only: int) -> None:
-    """Copies of a row that an exact update changes are no longer up to date, whoever holds them."""
+    """An exact update of a row makes all its copies stale and clean: only their slots stay."""
     if only == SEVERAL:
         for k in range(cell_NW.shape[1]):
             cell_NW[number, k] &= SLOT_MASK
     else:
-        # Without a holder no cell has bits to lose; to ask costs more than to clear one.
+        # Without a holder no cell has these bits; a test would cost more than to clear one cell.
         cell_NW[number, index(max(only, 0))] &= SLOT_MASK
 
 
@@ -118,12 +121,12 @@ def apply_step(
     touches: Touches,
     decision: Decision,
     placement: Placement,
-    found: CachedCopies,
+    copies: CachedCopies,
 ) -> None:
     """Victims leave, missing rows take their slots, and the cells of the step's rows are set."""
     _take_slots(caches, rows, touches, decision.need_T, placement)
-    number_U = number_rows(caches.cells, rows.rows_U, touches, found.number_U)
-    cell_NW, only_U, slot_T = caches.cells.cell_NW, found.only_U, placement.slot_T
+    number_U = number_rows(caches.cells, rows.rows_U, touches, copies.number_U)
+    cell_NW, only_U, slot_T = caches.cells.cell_NW, copies.only_U, placement.slot_T
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     mode_T, push_T = decision.mode_T, decision.push_T
     replicas = False
@@ -134,11 +137,12 @@ def apply_step(
         if first == last:
             continue
         n = index(number_U[u])
+        # All touches of a row agree: EXCLUSIVE or SHARED change the row itself, other modes not.
         if mode_T[index(of_row_T[first])] <= SHARED:
             _outdate(cell_NW, n, only_U[u])
         for i in range(first, last):
             t = index(of_row_T[i])
-            cell_NW[n, index(worker_T[t])] = (slot_T[t] + 1) | _after(mode_T[t], push_T[t])
+            cell_NW[n, index(worker_T[t])] = (slot_T[t] + 1) | _bits_after(mode_T[t], push_T[t])
             replicas |= mode_T[t] == REPLICA
     if replicas:
         _settle_replicas(caches, rows, touches, mode_T)
@@ -178,7 +182,8 @@ def advance_clocks(
     for i in range(len(returned.row)):
         clock = clocks[returned.worker[i], returned.slot[i], CLOCK]
         clock_R[returned.row[i]] = max(clock_R[returned.row[i]], clock)
-    # The slots of evicted copies are about to be taken over.
+    # Read before the loop below gives these slots to other rows; written after it, because
+    # evictions may reach the shard after the step's reads.
     left = np.empty(len(evicted.row), np.int32)
     for i in range(len(left)):
         left[i] = clocks[evicted.worker[i], evicted.slot[i], CLOCK]
@@ -196,7 +201,10 @@ def advance_clocks(
 
 @kernel
 def learn_affinity(affinity_NW: U8, number_R: I32, touches: Touches, rows_U: I64) -> None:
-    """Let what is known of where a row is used move towards where this step used it."""
+    """Move each row's affinity a quarter of the way towards the workers that used it.
+
+    Shares sum to at most 255: three quarters of the old ones, and 63 over the workers of this step.
+    """
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     num_workers = affinity_NW.shape[1]
     for u in range(len(rows_U)):

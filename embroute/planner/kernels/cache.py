@@ -33,10 +33,10 @@ from embroute.planner.kernels.eviction import BUCKET, NEXT, SLOT, EvictionLists
 
 
 class Cells(NamedTuple):
-    """What every worker has of every row.
+    """Every worker's copy of every row.
 
-    Rows get a number when they are first touched. So those in use lie side by side, the popular
-    ones first, and rows that nobody ever touches take no room.
+    Rows get a number when they are first touched. So rows in use lie side by side, popular rows
+    first, and untouched rows take no memory.
     """
 
     number_R: I32  # 0 for rows never touched
@@ -45,7 +45,7 @@ class Cells(NamedTuple):
 
 
 class Caches(NamedTuple):
-    """Everything known of copies and slots. Zeros mean empty, so untouched pages cost nothing."""
+    """Copies and slots of all workers. Zeros mean empty, so untouched pages cost nothing."""
 
     cells: Cells
     slot_WCF: I32  # fields F of a slot: ROW, USED, MARK, TICKET
@@ -54,16 +54,16 @@ class Caches(NamedTuple):
     used_WA: I64  # slots handed out so far
     eviction: EvictionLists
     planning: I64  # scratch: one number, counting calls of plan_step
-    clock_WC2: I32  # bounded staleness: START and CLOCK of a slot; empty where a policy is exact
-    clock_R: I32  # and the shard's clock
+    clock_WC2: I32  # bounded staleness: START and CLOCK of a slot; empty for exact policies
+    clock_R: I32  # bounded staleness: the shard's clock of each row
 
 
 class CachedCopies(NamedTuple):
-    """What a step finds of its rows before it changes anything."""
+    """Copies of a step's rows before the step changes any."""
 
     number_U: I32
-    copies_UW: I32  # their cells
-    only_U: I32  # who has a row FRESH or DIRTY: a worker, NO_HOLDER or SEVERAL
+    copies_UW: I32  # cells
+    only_U: I32  # holder of a FRESH or DIRTY copy: a worker, NO_HOLDER or SEVERAL
 
 
 @inlined
@@ -74,7 +74,8 @@ def cell_of(cells: Cells, row: int, w: int) -> int:
 
 @inlined
 def _sole_holder(copies_UW: I32, u: int) -> int:
-    # Two sums, which the compiler turns into vectors; a sole holder's number is the second.
+    # Two sums, which the compiler turns into vectors: holders, and the sum of their numbers, which
+    # is the holder's number if there is only one.
     holders, numbers = np.int32(0), np.int32(0)
     for w in range(copies_UW.shape[1]):
         holds = np.int32(copies_UW[u, index(w)] & (FRESH | DIRTY) != 0)
@@ -88,7 +89,7 @@ def _sole_holder(copies_UW: I32, u: int) -> int:
 def sole_holders(copies_UW: I32) -> I32:
     """The only worker whose copy is FRESH or DIRTY, or NO_HOLDER, or SEVERAL.
 
-    For most rows it is nobody or one worker, and then nothing after this looks at all W cells.
+    Most rows have at most one holder, and then later loops need not read all W cells.
     """
     out_U = np.empty(len(copies_UW), np.int32)
     for u in range(len(copies_UW)):
@@ -96,7 +97,7 @@ def sole_holders(copies_UW: I32) -> I32:
     return out_U
 
 
-CELLS_A_LINE = 16
+CELLS_A_LINE = 16  # int32 cells of a cache line
 
 
 @kernel
@@ -126,7 +127,8 @@ def find_copies(cells: Cells, rows_U: I64) -> CachedCopies:
     return CachedCopies(number_U, copies_UW, only_U)
 
 
-# Marks of a slot, scratch of one planning; those of earlier plannings fade by themselves.
+# Marks of a slot: the number of a planning above two bits. A later planning has a higher number,
+# so marks of earlier plannings need not be cleared.
 TOUCHED, RETURNED = 1, 2
 _SHIFT = 2
 
@@ -134,6 +136,7 @@ _SHIFT = 2
 @inlined
 def set_mark(slot_WCF: I32, w: int, slot: int, bit: int, planning: int) -> None:
     """Mark one slot."""
+    # An older planning's value is smaller than this planning without bits: max drops it.
     slot_WCF[w, slot, MARK] = max(slot_WCF[w, slot, MARK], planning << _SHIFT) | bit
 
 
@@ -154,7 +157,7 @@ def mark(slot_WCF: I32, worker: I32, slot: I32, bit: int, planning: int) -> None
 
 
 class Request(NamedTuple):
-    """What placing needs to know of a step."""
+    """The touches that need slots, and the order in which copies lose theirs."""
 
     touches: Touches
     cell_T: I32  # copies of the touched rows
@@ -167,34 +170,42 @@ class Placement(NamedTuple):
 
     slot_T: I32
     victim_T: I64
-    short: I64  # worker, arena of a cache that is too small; -1 if none
+    short: I64  # worker and arena of a cache that is too small; -1 if none
+
+
+class CacheId(NamedTuple):
+    """The slots of one worker for rows of one width."""
+
+    worker: int
+    arena: int
 
 
 @inlined
-def _look_ahead(tickets: I32, slot_WCF: I32, w: int, link: int) -> int:
-    """The link after this one; 0 stays 0. Asks for the slot of its ticket."""
+def _next_link(tickets: I32, slot_WCF: I32, w: int, link: int) -> int:
+    """The link after this one; 0 stays 0. Prefetches the slot of the link's ticket."""
     ticket = index(max(link - 1, 0))
     prefetch(slot_WCF, (w, tickets[w, ticket, SLOT], TICKET))
     return int(tickets[w, ticket, NEXT]) if link else 0
 
 
 @kernel
-def _victims(
-    order: EvictionLists, slot_WCF: I32, order_B: I32, at: tuple[int, int, int], out: I32
-) -> int:
-    """Fill `out` with the next slots of a worker and arena that lose their copy; how many."""
-    w, a, planning = at
-    head_WAB, tickets = order.head_WAB, order.ticket_WQ4
+def _victims(caches: Caches, order_B: I32, cache: CacheId, out: I32) -> int:
+    """Fill `out` with the next slots of a cache that lose their copy; returns their number."""
+    w, a = cache
+    slot_WCF, planning = caches.slot_WCF, caches.planning[0]
+    head_WAB, tickets = caches.eviction.head_WAB, caches.eviction.ticket_WQ4
     count = 0
     for bucket in order_B:
         link = head_WAB[w, a, bucket] if count < len(out) else 0
+        # The scout runs AHEAD links before the link that is read, to hide the latency of memory.
         scout = link
         for _ in range(AHEAD if link else 0):
-            scout = _look_ahead(tickets, slot_WCF, w, scout)
+            scout = _next_link(tickets, slot_WCF, w, scout)
         while link and count < len(out):
-            scout = _look_ahead(tickets, slot_WCF, w, scout)
+            scout = _next_link(tickets, slot_WCF, w, scout)
             slot = index(tickets[w, index(link - 1), SLOT])
-            # A void ticket or a slot that the step itself uses is passed over.
+            # For void tickets and for slots that the step touches `count` stays, so that the next
+            # slot overwrites this one.
             valid = slot_WCF[w, slot, TICKET] == link
             out[count] = slot
             count += valid and not marked(slot_WCF, w, slot, TOUCHED, planning)
@@ -204,7 +215,7 @@ def _victims(
 
 @kernel
 def _keep_touched(slot_WCF: I32, held_T: I32, w: int, planning: int) -> None:
-    """Mark the slots that a worker's touches hold already: they are no victims."""
+    """Mark the slots of a worker's touched copies: they are no victims."""
     for t in range(len(held_T)):
         if held_T[t] >= 0:
             prefetch(slot_WCF, (w, held_T[t], MARK))
@@ -214,12 +225,14 @@ def _keep_touched(slot_WCF: I32, held_T: I32, w: int, planning: int) -> None:
 
 
 @kernel
-def _vacancies(caches: Caches, request: Request, held_T: I32, at: tuple[int, int, int]) -> I32:
-    """Slots for missing rows: those never used, then victims; fewer if there are none.
+def _vacant_slots(
+    caches: Caches, request: Request, held_T: I32, cache: CacheId, needed: int
+) -> I32:
+    """Slots for missing rows: unused slots, then victims; fewer than `needed` if there are none.
 
-    `held_T`: slots of the worker's touches, -1 where missing. `at`: worker, arena, how many.
+    `held_T`: slots of the worker's touches, -1 where missing.
     """
-    w, a, needed = at
+    w, a = cache
     first = caches.first_WA[w, a] + caches.used_WA[w, a]
     unused = min(needed, caches.capacity_WA[w, a] - caches.used_WA[w, a])
     out = np.empty(needed, np.int32)
@@ -227,26 +240,23 @@ def _vacancies(caches: Caches, request: Request, held_T: I32, at: tuple[int, int
         out[i] = first + i
     if unused == needed:
         return out
-    planning = int(caches.planning[0])
-    _keep_touched(caches.slot_WCF, held_T, w, planning)
-    victims = out[unused:]
-    found = _victims(caches.eviction, caches.slot_WCF, request.order_B, (w, a, planning), victims)
-    return out[: unused + found]
+    _keep_touched(caches.slot_WCF, held_T, w, int(caches.planning[0]))
+    return out[: unused + _victims(caches, request.order_B, cache, out[unused:])]
 
 
 @kernel
 def _place_misses(caches: Caches, request: Request, out: Placement, w: int, a: int) -> bool:
-    """Slots for the rows of one arena that one worker misses; False if there are too few."""
+    """Slots for the missing rows of one cache; False if there are too few."""
     slot_T, victim_T, slots = out.slot_T, out.victim_T, caches.slot_WCF
     first, last = request.touches.first_W[w], request.touches.first_W[w + 1]
     missing = nonzero((slot_T[first:last] < 0) & (request.arena_T[first:last] == a))
-    vacant = _vacancies(caches, request, slot_T[first:last], (w, a, len(missing)))
+    vacant = _vacant_slots(caches, request, slot_T[first:last], CacheId(w, a), len(missing))
     if len(vacant) < len(missing):
         out.short[0], out.short[1] = w, a
         return False
     for i in range(len(missing)):
         slot_T[index(first + missing[i])] = vacant[i]
-    # The first of the vacant slots were never used and hold nothing.
+    # The first vacant slots were never used, so only the slots after them have a copy to lose.
     for i in range(caches.capacity_WA[w, a] - caches.used_WA[w, a], len(missing)):
         slot = index(vacant[i])
         ticket = slots[w, slot, TICKET]
@@ -257,9 +267,10 @@ def _place_misses(caches: Caches, request: Request, out: Placement, w: int, a: i
 
 @kernel
 def victim_cells(cells: Cells, touches: Touches, placement: Placement, chosen: U32) -> I32:
-    """Cells of the copies that the chosen touches drive out."""
+    """Cells of the victims of the chosen touches."""
     number_R, cell_NW = cells.number_R, cells.cell_NW
     worker_T, victim_T = touches.worker_T, placement.victim_T
+    # Two loops over `out`, first numbers, then cells: each loop prefetches from one array.
     out = np.empty(len(chosen), np.int32)
     for i in range(len(out)):
         prefetch(number_R, (victim_T[chosen[min(i + AHEAD, len(out) - 1)]],))
@@ -274,6 +285,7 @@ def victim_cells(cells: Cells, touches: Touches, placement: Placement, chosen: U
 @kernel
 def place(caches: Caches, request: Request) -> Placement:
     """Slots of all touches of a step. Reads the caches and writes nothing but marks."""
+    # A cell holds slot + 1 below its bits, so touches without a copy get -1 here.
     slot_T = (request.cell_T & np.int32(SLOT_MASK)) - np.int32(1)
     victim_T = np.full(len(slot_T), -1, np.int64)
     out = Placement(slot_T, victim_T, np.full(2, -1, np.int64))

@@ -1,8 +1,8 @@
 """The eviction order: slots wait in buckets, oldest first.
 
-A touch gives a slot a new ticket at the end of its bucket and makes the old one void; void tickets
-are passed over and cleared later. Nothing is unlinked from the middle, so that a touch does not
-have to visit the slot's neighbours, which lie anywhere in memory.
+A touch gives a slot a new ticket at the end of its bucket and makes the old ticket void: a ticket
+is valid while the slot's TICKET field names it. Void tickets are passed over and cleared later. No
+ticket is unlinked from the middle, so a touch need not visit neighbours anywhere in memory.
 Axes: W workers, A arenas, B buckets, Q tickets of a worker.
 """
 
@@ -17,7 +17,7 @@ from embroute.kernels.codes import TICKET, USED
 from embroute.kernels.jit import kernel
 from embroute.kernels.memory import AHEAD, index, prefetch
 
-MOST_MOVED = 1 << 20  # slots of a worker that one step moves
+MAX_MOVED = 1 << 20  # slots of a worker that one step moves
 SLOT, NEXT, BUCKET = 0, 1, 2  # of a ticket: its slot, the ticket after it plus one, its bucket
 
 
@@ -27,24 +27,24 @@ class EvictionLists(NamedTuple):
     ticket_WQ4: I32
     head_WAB: I32
     tail_WAB: I32
-    given_W: I64  # tickets ever used; those behind are blank
-    spare_W: I32  # chain of tickets to use again
-    spares_W: I64  # its length
+    given_W: I64  # tickets ever used; tickets from there on are blank
+    spare_W: I32  # chain of void tickets, to be used again
+    spares_W: I64  # length of that chain
 
 
 class EvictionMoves(NamedTuple):
-    """Copies that go to the young end of a bucket, in this order; the step touches the last."""
+    """Copies that go to the young end of a bucket, in this order; touched copies come last."""
 
     worker: I32
     slot: I32
     arena: U8
     bucket: I32
-    untouched: int  # how many come before those that the step touches
+    untouched: int  # moves before those of touched copies
 
 
 @kernel
-def _spare(order: EvictionLists, w: int, ticket: int) -> None:
-    """Take a void ticket back."""
+def _reclaim(order: EvictionLists, w: int, ticket: int) -> None:
+    """Put a void ticket in front of the chain of spare tickets."""
     order.ticket_WQ4[w, ticket, NEXT] = order.spare_W[w]
     order.spare_W[w] = ticket + 1
     order.spares_W[w] += 1
@@ -63,7 +63,7 @@ def _append(order: EvictionLists, w: int, a: int, bucket: int, ticket: int) -> N
 
 @kernel
 def _sift(order: EvictionLists, slot_WCF: I32, w: int, a: int, bucket: int) -> None:
-    """Clear every void ticket of a bucket."""
+    """Build a bucket again from its valid tickets, in the same order."""
     ticket = order.head_WAB[w, a, bucket] - 1
     order.head_WAB[w, a, bucket] = 0
     order.tail_WAB[w, a, bucket] = 0
@@ -72,13 +72,13 @@ def _sift(order: EvictionLists, slot_WCF: I32, w: int, a: int, bucket: int) -> N
         if slot_WCF[w, order.ticket_WQ4[w, ticket, SLOT], TICKET] == ticket + 1:
             _append(order, w, a, bucket, ticket)
         else:
-            _spare(order, w, ticket)
+            _reclaim(order, w, ticket)
         ticket = after
 
 
 @kernel
 def _make_room(order: EvictionLists, slot_WCF: I32, moves: EvictionMoves) -> bool:
-    """Clear all void tickets of workers that may run out in these moves; whether it is enough."""
+    """Clear void tickets of workers that may run out in these moves; False if too few are left."""
     num_workers, num_arenas, num_buckets = order.head_WAB.shape
     wanted_W = np.zeros(num_workers, np.int64)
     for i in range(len(moves.worker)):
@@ -87,8 +87,8 @@ def _make_room(order: EvictionLists, slot_WCF: I32, moves: EvictionMoves) -> boo
         left = order.ticket_WQ4.shape[1] - order.given_W[w] + order.spares_W[w]
         if left >= wanted_W[w]:
             continue
-        for place in range(num_arenas * num_buckets):
-            _sift(order, slot_WCF, w, place // num_buckets, place % num_buckets)
+        for bucket in range(num_arenas * num_buckets):
+            _sift(order, slot_WCF, w, bucket // num_buckets, bucket % num_buckets)
         left = order.ticket_WQ4.shape[1] - order.given_W[w] + order.spares_W[w]
         if left < wanted_W[w]:
             return False
@@ -97,13 +97,13 @@ def _make_room(order: EvictionLists, slot_WCF: I32, moves: EvictionMoves) -> boo
 
 @kernel
 def _clear_heads(order: EvictionLists, slot_WCF: I32, w: int, a: int, bucket: int) -> None:
-    """Clear void tickets at the old end of a bucket, where the next victims are looked for."""
+    """Clear void tickets at the old end of a bucket, where the search for victims starts."""
     while order.head_WAB[w, a, bucket]:
         ticket = order.head_WAB[w, a, bucket] - 1
         if slot_WCF[w, order.ticket_WQ4[w, ticket, SLOT], TICKET] == ticket + 1:
             return
         order.head_WAB[w, a, bucket] = order.ticket_WQ4[w, ticket, NEXT]
-        _spare(order, w, ticket)
+        _reclaim(order, w, ticket)
     order.tail_WAB[w, a, bucket] = 0
 
 
@@ -118,7 +118,8 @@ def requeue(order: EvictionLists, slot_WCF: I32, moves: EvictionMoves, step: int
         prefetch(slot_WCF, (moves.worker[soon], moves.slot[soon], TICKET))
         w, slot = index(moves.worker[i]), index(moves.slot[i])
         a, bucket = index(moves.arena[i]), index(moves.bucket[i])
-        # Written out, not called: this is the innermost loop of every step.
+        # Written out, not called: this is the innermost loop of every step. A spare ticket first;
+        # `_make_room` has checked that blank ones suffice otherwise.
         if order.spare_W[w]:
             ticket = index(order.spare_W[w] - 1)
             order.spare_W[w] = tickets[w, ticket, NEXT]
@@ -140,25 +141,25 @@ def requeue(order: EvictionLists, slot_WCF: I32, moves: EvictionMoves, step: int
             slot_WCF[w, slot, USED] = step + 1
     num_workers, num_arenas, num_buckets = head_WAB.shape
     for w in range(num_workers):
-        for place in range(num_arenas * num_buckets):
-            _clear_heads(order, slot_WCF, w, place // num_buckets, place % num_buckets)
+        for bucket in range(num_arenas * num_buckets):
+            _clear_heads(order, slot_WCF, w, bucket // num_buckets, bucket % num_buckets)
     return True
 
 
 def empty_lists(capacity_WA: I64, num_buckets: int) -> EvictionLists:
-    """No tickets given.
+    """Lists without tickets.
 
-    A slot holds one valid ticket and a step moves it a few times at most, so twice the slots and
-    what one step may move are always enough; the more there are, the seldomer they are sifted.
+    A slot holds one valid ticket and a step moves it a few times at most. So twice the slots and
+    the moves of one step are always enough; with more tickets, lists are sifted less often.
     """
     workers, arenas = capacity_WA.shape
     slots = int(capacity_WA.sum(1).max())
-    tickets = 2 * slots + 4 * min(slots, MOST_MOVED)
+    tickets = 2 * slots + 4 * min(slots, MAX_MOVED)
     return EvictionLists(
-        np.zeros((workers, tickets, 4), np.int32),
-        np.zeros((workers, arenas, num_buckets), np.int32),
-        np.zeros((workers, arenas, num_buckets), np.int32),
-        np.zeros(workers, np.int64),
-        np.zeros(workers, np.int32),
-        np.zeros(workers, np.int64),
+        ticket_WQ4=np.zeros((workers, tickets, 4), np.int32),
+        head_WAB=np.zeros((workers, arenas, num_buckets), np.int32),
+        tail_WAB=np.zeros((workers, arenas, num_buckets), np.int32),
+        given_W=np.zeros(workers, np.int64),
+        spare_W=np.zeros(workers, np.int32),
+        spares_W=np.zeros(workers, np.int64),
     )

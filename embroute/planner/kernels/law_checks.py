@@ -47,9 +47,10 @@ def slots_apart(caches: Caches, arena_U: U8, touches: Touches, slot_T: I32) -> i
     first_WA, end_WA = caches.first_WA, caches.first_WA + caches.capacity_WA
     first_W, unique_T = touches.first_W, touches.unique_T
     bits = 1
+    # At least twice as many places as touches of a worker: probing stays short.
     while (1 << bits) < 2 * np.diff(first_W).max():
         bits += 1
-    # Slots so far, plus one, of one worker: a hash table small enough for the nearest cache.
+    # Slots + 1 of one worker in a hash table (0 is empty), small enough for the nearest cache.
     taken = np.empty(1 << bits, np.int32)
     mask, shift = index((1 << bits) - 1), np.uint64(64 - bits)
     for w in range(len(first_W) - 1):
@@ -58,6 +59,7 @@ def slots_apart(caches: Caches, arena_U: U8, touches: Touches, slot_T: I32) -> i
             slot, a = slot_T[t], index(arena_U[index(unique_T[t])])
             if not first_WA[w, a] <= slot < end_WA[w, a]:
                 return t
+            # Multiplicative hashing: the top `bits` bits of the product, then linear probing.
             place = index(int((np.uint64(slot) * GOLDEN) >> shift))
             while taken[place] != 0 and taken[place] != slot + 1:
                 place = (place + index(1)) & mask
@@ -76,35 +78,35 @@ def updates_apart(touches: Touches, decision: Decision) -> int:
         alone = first_U[u + 1] - first_U[u] == 1
         for i in range(first_U[u], first_U[u + 1]):
             t = index(of_row_T[i])
-            spot = (mode_T[t] == EXCLUSIVE) & (push_T[t] == NOTHING)
-            away = (mode_T[t] == SHARED) & (push_T[t] == GRADIENT)
-            if not (spot if alone else away) or decision.need_T[t] != HIT:
+            by_worker = (mode_T[t] == EXCLUSIVE) & (push_T[t] == NOTHING)
+            by_shard = (mode_T[t] == SHARED) & (push_T[t] == GRADIENT)
+            if not (by_worker if alone else by_shard) or decision.need_T[t] != HIT:
                 return int(t)
     return -1
 
 
-SLOTS, LOST, STALE_READ = 1, 2, 3  # what touches_lawful finds
+SLOTS, LOST, STALE_READ = 1, 2, 3  # laws that touches_lawful checks
 
 
 @kernel
 def touches_lawful(
     caches: Caches,
     touches: Touches,
-    found: CachedCopies,
+    copies: CachedCopies,
     decision: Decision,
     placement: Placement,
     exact: bool,
 ) -> tuple[int, int]:
-    """The first touch that breaks a law and which, or (-1, 0).
+    """The first touch that breaks a law, and the law; or (-1, 0).
 
-    Law 5: a row that is held stays in its slot. Law 2: a copy with an unpushed update does not
-    lose its slot before the update is pushed, nor is it dropped after the step. Law 3, if
-    `exact`: a copy used without a pull is up to date; a row that a worker makes is nobody's yet.
+    Law 5: a cached row stays in its slot. Law 2: a copy with an unpushed update does not lose its
+    slot before the update is pushed, nor is it dropped after the step. Law 3, if `exact`: a copy
+    used without a pull is up to date. A row that a worker initialises has never been touched.
     """
     cells, slots, planning = caches.cells, caches.slot_WCF, caches.planning[0]
     mode_T, push_T, drop_T = decision.mode_T, decision.push_T, decision.drop_T
     worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
-    slot_T, victim_T, copies_UW = placement.slot_T, placement.victim_T, found.copies_UW
+    slot_T, victim_T, copies_UW = placement.slot_T, placement.victim_T, copies.copies_UW
     for t in nonzero(victim_T >= 0):
         w, slot = index(worker_T[t]), index(slot_T[t])
         dirty = cell_of(cells, victim_T[t], w) & DIRTY
@@ -120,14 +122,14 @@ def touches_lawful(
             return t, LOST
         if exact & (need == HIT) & (cell & FRESH == 0):
             return t, STALE_READ
-        if (need == NEW) & (found.number_U[index(unique_T[t])] != 0):
+        if (need == NEW) & (copies.number_U[index(unique_T[t])] != 0):
             return t, STALE_READ
     return -1, 0
 
 
 @kernel
-def _all_have(touches: Touches, decision: Decision, u: int) -> bool:
-    """Whether a row's gradients are all-reduced, or nothing changes, and nobody needs a pull."""
+def _all_replicas(touches: Touches, decision: Decision, u: int) -> bool:
+    """Whether all touches of a row are up-to-date replicas: then its update may stay unpushed."""
     for i in range(touches.first_U[u], touches.first_U[u + 1]):
         t = index(touches.of_row_T[i])
         if decision.mode_T[t] < REPLICA or decision.need_T[t] != HIT:
@@ -137,11 +139,11 @@ def _all_have(touches: Touches, decision: Decision, u: int) -> bool:
 
 @kernel
 def updates_returned(
-    caches: Caches, touches: Touches, found: CachedCopies, decision: Decision
+    caches: Caches, touches: Touches, copies: CachedCopies, decision: Decision
 ) -> int:
     """Laws 2 and 3: a row's newest value is at its shard before others pull or update it."""
     slots, planning = caches.slot_WCF, caches.planning[0]
-    copies_UW, only_U, num_workers = found.copies_UW, found.only_U, found.copies_UW.shape[1]
+    copies_UW, only_U, num_workers = copies.copies_UW, copies.only_U, copies.copies_UW.shape[1]
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     for u in range(len(only_U)):
         soon = min(u + AHEAD, len(only_U) - 1)
@@ -150,14 +152,15 @@ def updates_returned(
         only, first, last = only_U[u], index(first_U[u]), index(first_U[u + 1])
         if first == last or only == NO_HOLDER:
             continue
+        # A sole toucher may keep its own unpushed update.
         alone = worker_T[index(of_row_T[first])] if last - first == 1 else -1
         start = max(only, 0)
         for k in range(start, start + 1 if only != SEVERAL else num_workers):
             cell = copies_UW[u, index(k)]
             if (cell & DIRTY == 0) | (k == alone):
                 continue
-            home = marked(slots, index(k), index((cell & SLOT_MASK) - 1), RETURNED, planning)
-            if not home and not _all_have(touches, decision, u):
+            pushed = marked(slots, index(k), index((cell & SLOT_MASK) - 1), RETURNED, planning)
+            if not pushed and not _all_replicas(touches, decision, u):
                 return int(of_row_T[first])
     return -1
 
@@ -188,7 +191,7 @@ def reads_bounded(
             continue
         w, slot = worker_T[t], slot_T[t]
         clock = clock_WC2[w, slot, CLOCK]
-        unsent = clock > clock_WC2[w, slot, START] + bound
-        if unsent or shard_U[unique_T[t]] > clock + bound:
+        unpushed = clock > clock_WC2[w, slot, START] + bound
+        if unpushed or shard_U[unique_T[t]] > clock + bound:
             return t
     return -1
