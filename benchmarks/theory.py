@@ -15,7 +15,7 @@ from benchmarks.sanity import opened_traces
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size
 from embroute.cost import expected
-from embroute.cost.expected import Demand, Expected, Hot, Law
+from embroute.cost.expected import Demand, Expected, HotSet, Law
 from embroute.data.batch import ArraySource, Source
 from embroute.kernels.array_types import I64
 from embroute.planner.interfaces import Policy
@@ -92,11 +92,13 @@ def predicted(policy: str, trace: Trace, source: ArraySource) -> Expected:
     if policy.startswith("het"):
         return expected.het(demand, cache, 10)
     hot_R = start_simulation(trace.policy(policy), trace.job(source)).hot_R
-    hot = Hot(tuple(np.split(hot_R, source.schema.first_rows[1:-1])))
+    hot = HotSet(tuple(np.split(hot_R, source.schema.first_rows[1:-1])))
     if policy == "scars":
         return expected.scars(demand, hot)
     share = expected.free_share(demand, hot)
-    return expected.fae(demand, hot, cache - hot_R.sum(), (TURN * (1 - share), TURN * share))
+    return expected.fae(
+        demand, hot, cache - hot_R.sum(), expected.Turn(TURN * (1 - share), TURN * share)
+    )
 
 
 def simulated(policy: str, trace: Trace, source: ArraySource) -> Expected:

@@ -18,8 +18,8 @@ from embroute.planner import assignment as assign_module
 from embroute.planner.assignment import assign
 from embroute.planner.kernels.shortest_paths import (
     PathSearch,
-    assign_blanks,
     assign_cheapest,
+    assign_dummies,
     cheapest,
     has_fault,
     move_overflow,
@@ -291,16 +291,16 @@ def test_cheapest_and_has_fault_equal_their_numpy_twins() -> None:
 
 
 @pytest.mark.parametrize("costs", [*FINITE, forbidden])
-def test_board_edges_equal_the_cheapest_moves(costs: Costs) -> None:
+def test_edges_between_workers_equal_the_cheapest_moves(costs: Costs) -> None:
     cost_SW = costs(np.random.default_rng(7), 400, 6)
     quotas = even(400, 6)
-    board = assign_module._board(cost_SW, quotas)
+    state = assign_module._unassigned(cost_SW, quotas)
     search = PathSearch(np.zeros(6), np.empty(6), np.empty(6, np.int32), np.empty(6, np.bool_))
-    homeless = assign_cheapest(board, search.price_W)
-    assign_blanks(board, search.price_W, 0)
+    unassigned = assign_cheapest(state, search.price_W)
+    assign_dummies(state, search.price_W, 0)
     for moved in (False, True):
         if moved:
-            move_overflow(board, search)
-        here = board.worker_S >= 0
-        np.testing.assert_array_equal(board.edge_WW, moves(cost_SW[here], board.worker_S[here]))
-    assert homeless == (~here).sum()
+            move_overflow(state, search)
+        here = state.worker_S >= 0
+        np.testing.assert_array_equal(state.edge_WW, moves(cost_SW[here], state.worker_S[here]))
+    assert unassigned == (~here).sum()

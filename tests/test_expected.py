@@ -10,7 +10,7 @@ import pytest
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size
 from embroute.cost import expected
-from embroute.cost.expected import Demand, Expected, Hot, Law
+from embroute.cost.expected import Demand, Expected, HotSet, Law
 from embroute.data.batch import ArraySource, Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.planner.setup import Setup
@@ -89,33 +89,26 @@ def test_expected_traffic_of_het_0_equals_vanilla() -> None:
 def test_expected_traffic_of_hot_sets_is_near_the_simulator(policy: str) -> None:
     text = f"{policy}(hot=1500rows)"
     hot_R = start_simulation(make_policy(text), job(0.2)).hot_R
-    hot = Hot(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
+    hot = HotSet(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
     share = expected.free_share(DEMAND, hot)
     assert 0.05 < share < 0.6
     found = expected.scars(DEMAND, hot)
     if policy == "fae":
         room = 0.2 * sum(SIZES) - hot_R.sum()
-        found = expected.fae(DEMAND, hot, room, (16 * (1 - share), 16 * share))
+        found = expected.fae(DEMAND, hot, room, expected.Turn(16 * (1 - share), 16 * share))
     close(found, simulated(text, 0.2), ("reduced",))
 
 
-def test_power_law_classes_equal_single_rows() -> None:
-    law = expected.power_law(300_000, 1.05)
-    p = np.arange(1, 300_001.0) ** -1.05
-    p /= p.sum()
-    assert (law.p_C * law.rows_C).sum() == pytest.approx(1)
-    assert law.rows_C.sum() == 300_000
-    for draws in (100.0, 1e5):
-        found = expected.expected_touches(Demand((law,), (1.0,), draws, 1))
-        rows = -np.expm1(draws * np.log1p(-p)).sum()
-        assert found == pytest.approx(rows, rel=1e-4)
+def test_empirical_law_has_one_class_per_count() -> None:
     counts = np.array([5, 0, 5, 1])
     counted = expected.empirical(counts)
     assert dict(zip(counted.p_C, counted.rows_C, strict=True)) == {0: 1, 1 / 11: 1, 5 / 11: 2}
 
 
 def test_expected_traffic_accepts_34_million_rows() -> None:
-    laws = (expected.power_law(34_000_000, 1.1), expected.uniform_law(10))
+    rows_C = np.full(4096, 34_000_000 / 4096)
+    p_C = np.arange(1, 4097.0) ** -1.1
+    laws = (Law(p_C / (p_C * rows_C).sum(), rows_C), Law(np.array([0.1]), np.array([10.0])))
     demand = Demand(laws, (26.0, 1.0), 128, 8)
     assert 0 < expected.vanilla(demand, 3.4e6).moved < 2 * 27 * 128
 

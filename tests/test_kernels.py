@@ -18,7 +18,7 @@ from embroute.kernels import codes
 from embroute.kernels.array_types import I32, U8
 from embroute.kernels.distinct import distinct, number_distinct
 from embroute.kernels.memory import nonzero
-from embroute.kernels.rows import Bags, merge, pool, spread_gradients
+from embroute.kernels.rows import Bags, merge, pool, pool_backward
 from embroute.kernels.touches import Lookups, Touches, group, touches
 from embroute.planner.kernels.cache import (
     Cells,
@@ -298,7 +298,7 @@ def test_pool_and_spread_gradients_equal_their_numpy_twins(seed: int, mean: bool
     expected = [records[slot_T[own], :width].sum(0) * s for own, s in zip(real, share, strict=True)]
     np.testing.assert_allclose(pooled, expected, rtol=1e-14, atol=1e-14)
     grad, found, summed = rng.standard_normal(pooled.shape), *np.zeros((2, touched, width))
-    spread_gradients(grad, bags, found)
+    pool_backward(grad, bags, found)
     for own, row, s in zip(real, grad, share, strict=True):
         np.add.at(summed, own, row * s)
     np.testing.assert_allclose(found, summed, rtol=1e-14, atol=1e-14)

@@ -10,7 +10,7 @@ import pytest
 from embroute.config.cluster import star_cluster
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size
-from embroute.cost.step_time import LEAST_PART_S
+from embroute.cost.step_time import MIN_CHUNK_S
 from embroute.data.open import open_source
 from embroute.data.window import Horizon
 from embroute.planner.plan_stream import start
@@ -73,7 +73,7 @@ def test_all_reduced_rows_equal_a_search_through_all_counts(
     hot = [u for u in np.argsort(-count, kind="stable") if count[u] >= 8 and batch.before_U[u] == 0]
     size, gigabit = 4 * 512, 125e6
     one_way = sum(1 - (3 / 4) ** count[u] for u in hot) * size / (min(links) * gigabit)
-    ways = 1 if one_way >= 2 * LEAST_PART_S else 2  # pulls beside pushes, or after them
+    ways = 1 if one_way >= 2 * MIN_CHUNK_S else 2  # pulls beside pushes, or after them
     shard, rest, best = 1e-3 * shard_ms, 1e-3, (max(1e-3 * shard_ms, 1e-3), 0)
     worthwhile = 0.97 * best[0]
     for taken, u in enumerate(hot, 1):

@@ -10,7 +10,7 @@ import pytest
 
 from embroute.config.cluster import Cluster, Host, Worker
 from embroute.config.cluster_file import open_cluster
-from embroute.cost.step_time import LEAST_PART_S, Traffic, pipelined, step_time
+from embroute.cost.step_time import MIN_CHUNK_S, Traffic, pipelined, step_time
 from embroute.data.open import open_source
 from embroute.engine.packing import PendingBlock
 from embroute.engine.shard import IncomingBlocks, Shard
@@ -119,7 +119,7 @@ def test_step_time_of_chunks_by_hand(latency_s: float) -> None:
 
 def test_chunk_count_follows_the_bytes_of_the_slower_link() -> None:
     network = cluster([1e7, 1e6])
-    least = int(LEAST_PART_S * 1e6)  # bytes on the slower link
+    least = int(MIN_CHUNK_S * 1e6)  # bytes on the slower link
     for size, parts in ((0, 1), (least, 1), (2 * least, 2), (7 * least, 4), (99 * least, 8)):
         found = pipelined(two_workers([0, size], [0, 99 * least], [1, 1]), network)
         assert found.chunks == parts

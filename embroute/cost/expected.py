@@ -12,7 +12,7 @@ Axes: C classes of rows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +20,7 @@ import numpy as np
 from embroute.cost.staleness_chain import StalenessChain, run_chain
 from embroute.kernels.array_types import F64, I64, Bools
 
-MOST_CLASSES = 4096  # of one law; beyond, neighbours in rank are taken together
-CHAIN_CLASSES, CHAIN_USES = 96, 4000
+CHAIN_CLASSES, CHAIN_USES = 96, 4000  # classes of rows, and uses of a row that are simulated
 
 
 class Law(NamedTuple):
@@ -31,33 +30,8 @@ class Law(NamedTuple):
     rows_C: F64
 
 
-def uniform_law(num_rows: int) -> Law:
-    """All rows alike."""
-    return Law(np.array([1.0 / num_rows]), np.array([float(num_rows)]))
-
-
-def power_law(num_rows: int, exponent: float) -> Law:
-    """Row of rank r with probability in proportion to r**-exponent."""
-    ranks = np.arange(1, min(num_rows, MOST_CLASSES // 2) + 1, dtype=np.float64)
-    edges = np.unique(np.geomspace(len(ranks), num_rows, MOST_CLASSES // 2).astype(np.int64))
-    first, last = edges[:-1].astype(np.float64), edges[1:].astype(np.float64)
-    # The sum over a range of ranks, by the midpoint rule: exact to 1 in 10^7 from rank 2048 on.
-    weights = np.concatenate([ranks**-exponent, _power_sum(first + 0.5, last + 0.5, exponent)])
-    rows = np.concatenate([np.ones(len(ranks)), last - first])
-    return Law(weights / rows / weights.sum(), rows)
-
-
-def _power_sum(first: F64, last: F64, exponent: float) -> F64:
-    if math.isclose(exponent, 1.0):
-        logs: F64 = np.log(last / first)
-        return logs
-    power = 1 - exponent
-    sums: F64 = (last**power - first**power) / power
-    return sums
-
-
 def empirical(counts: I64) -> Law:
-    """As counted; rows that never came have probability 0."""
+    """The law of access counts; rows that were never accessed have probability 0."""
     values, rows = np.unique(counts, return_counts=True)
     total = max(1, int(counts.sum()))
     return Law(values / total, rows.astype(np.float64))
@@ -65,7 +39,7 @@ def empirical(counts: I64) -> Law:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one step asks for: a law and expected look-ups of a sample for every table."""
+    """The look-ups of one step: a law and expected look-ups of a sample for every table."""
 
     laws: tuple[Law, ...]
     lookups: tuple[float, ...]
@@ -75,18 +49,19 @@ class Demand:
     def touched(self, samples: float | None = None) -> Law:
         """Classes of all tables together: probability that some samples touch a row."""
         drawn = self.samples if samples is None else samples
-        parts = [
-            Law(_present(law.p_C, drawn * lookups), law.rows_C)
-            for law, lookups in zip(self.laws, self.lookups, strict=True)
-        ]
-        return Law(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        tables = zip(self.laws, self.lookups, strict=True)
+        return Law(
+            p_C=np.concatenate([drawn_probability(law.p_C, drawn * n) for law, n in tables]),
+            rows_C=np.concatenate([law.rows_C for law in self.laws]),
+        )
 
 
-def _present(p_C: F64, draws: float) -> F64:
-    """Probability to be among some draws; log1p and expm1 keep it exact for tiny p."""
+def drawn_probability(p_C: F64, draws: float) -> F64:
+    """Probability to be among some draws, 1 - (1 - p)^draws."""
+    # log1p and expm1 keep it exact for the tiny p of long tails.
     with np.errstate(divide="ignore"):
-        present: F64 = -np.expm1(draws * np.log1p(-np.minimum(p_C, 1.0)))
-    return present
+        drawn: F64 = -np.expm1(draws * np.log1p(-np.minimum(p_C, 1.0)))
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -122,32 +97,32 @@ def residence(a_C: F64, rows_C: F64, cache_rows: float) -> float:
     if cache_rows >= rows_C[a_C > 0].sum():
         return math.inf
     low, high = 0.0, 1.0
-    while (rows_C * _present(a_C, high)).sum() < cache_rows:
+    while (rows_C * drawn_probability(a_C, high)).sum() < cache_rows:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
-        if (rows_C * _present(a_C, middle)).sum() < cache_rows:
+        if (rows_C * drawn_probability(a_C, middle)).sum() < cache_rows:
             low = middle
         else:
             high = middle
     return high
 
 
-def _quiet(a_C: F64, workers: int) -> F64:
+def _alone(a_C: F64, workers: int) -> F64:
     """Probability that no other worker touches a row in a step."""
-    quiet: F64 = (1 - a_C) ** (workers - 1)
-    return quiet
+    alone: F64 = (1 - a_C) ** (workers - 1)
+    return alone
 
 
 def _write_through(touched: Law, workers: int, stay: float) -> Expected:
     """A copy is fresh if no other worker touched its row in the g steps since its own last touch:
     sum over g <= T of a (1 - a)^(g-1) (1 - o)^g, a geometric sum."""
     a_C, rows_C = touched
-    quiet_C = _quiet(a_C, workers)
-    both_C = (1 - a_C) * quiet_C  # nobody touches it
+    alone_C = _alone(a_C, workers)
+    idle_C = (1 - a_C) * alone_C  # no worker touches the row in a step
     gone_C = np.exp(stay * np.log1p(-np.minimum(a_C, 1 - 1e-16))) if stay < math.inf else 0 * a_C
-    kept_C = both_C**stay if stay < math.inf else 0.0
-    fresh_C = a_C * quiet_C * (1 - kept_C) / np.maximum(1 - both_C, 1e-300)
+    tail_C = idle_C**stay if stay < math.inf else 0.0  # terms of the sum beyond T
+    fresh_C = a_C * alone_C * (1 - tail_C) / np.maximum(1 - idle_C, 1e-300)
     touches_C = rows_C * a_C
     miss, fresh = float((touches_C * gone_C).sum()), float((touches_C * fresh_C).sum())
     update = float(touches_C.sum())
@@ -165,10 +140,10 @@ def vanilla(demand: Demand, cache_rows: float, age: float = math.inf) -> Expecte
 
 
 def het(demand: Demand, cache_rows: float, bound: int) -> Expected:
-    """Bounded staleness, by following single rows: their clocks have no closed form.
+    """Bounded staleness, by simulation of single rows: their clocks have no closed form.
 
-    Rows are gathered into classes of like touch probability, and for each class the clocks of n
-    workers and of the shard are drawn through some thousand uses.
+    Rows of similar touch probability form a class. For each class the clocks of n workers and of
+    the shard are simulated through some thousand uses.
     """
     if bound == 0:
         return vanilla(demand, cache_rows)
@@ -178,13 +153,14 @@ def het(demand: Demand, cache_rows: float, bound: int) -> Expected:
     rng = np.random.default_rng(0)
     for a, rows in zip(a_C.tolist(), rows_C.tolist(), strict=True):
         totals += rows * run_chain(chain, a, rng)
-    return Expected(*totals.tolist())
+    miss, stale, update, evict = totals.tolist()
+    return Expected(miss, stale, update, evict)
 
 
 def _coarse(a_C: F64, rows_C: F64) -> Law:
-    """Few classes: rows of like probability together, the expected touches kept."""
-    real = (a_C > 0) & (rows_C > 0)
-    a_C, rows_C = a_C[real], rows_C[real]
+    """Few classes: rows of similar probability together, the expected touches kept."""
+    touched = (a_C > 0) & (rows_C > 0)
+    a_C, rows_C = a_C[touched], rows_C[touched]
     if len(a_C) <= CHAIN_CLASSES:
         return Law(a_C, rows_C)
     low, high = math.log(float(a_C.min())), math.log(float(a_C.max())) + 1e-12
@@ -196,22 +172,17 @@ def _coarse(a_C: F64, rows_C: F64) -> Law:
 
 
 @dataclass(frozen=True)
-class Hot:
+class HotSet:
     """A hot set: which classes of each table's law."""
 
     classes: tuple[Bools, ...]
-
-    @staticmethod
-    def above(laws: tuple[Law, ...], threshold: float) -> Hot:
-        """Rows of at least a probability."""
-        return Hot(tuple(law.p_C >= threshold for law in laws))
 
     def mass(self, table: int, law: Law) -> float:
         """Share of a table's look-ups that find a hot row."""
         return float((law.p_C * law.rows_C)[self.classes[table]].sum())
 
 
-def free_share(demand: Demand, hot: Hot) -> float:
+def free_share(demand: Demand, hot: HotSet) -> float:
     """Share of samples all of whose rows are hot."""
     share = 1.0
     for table, (law, lookups) in enumerate(zip(demand.laws, demand.lookups, strict=True)):
@@ -219,58 +190,65 @@ def free_share(demand: Demand, hot: Hot) -> float:
     return share
 
 
-def _given(demand: Demand, hot: Hot, cold_samples: bool) -> tuple[Demand, Demand]:
+def _split_demand(demand: Demand, hot: HotSet, cold_samples: bool) -> tuple[Demand, Demand]:
     """The demand of hot, or of cold, samples on hot rows and on cold rows."""
     free = free_share(demand, hot)
-    parts: tuple[list[Law], list[Law]] = ([], [])
+    hot_laws: list[Law] = []
+    cold_laws: list[Law] = []
     for table, law in enumerate(demand.laws):
         chosen, mass = hot.classes[table], max(hot.mass(table, law), 1e-300)
         on_hot, on_cold = 1 / mass, 0.0
         if cold_samples:
-            # A look-up of any sample, less those of hot samples.
+            # Bayes: look-ups of all samples less look-ups of hot samples.
             on_cold = 1 / max(1 - free, 1e-300)
             on_hot = max(0.0, 1 - free / mass) * on_cold
-        parts[0].append(Law(np.where(chosen, law.p_C * on_hot, 0.0), law.rows_C))
-        parts[1].append(Law(np.where(chosen, 0.0, law.p_C * on_cold), law.rows_C))
-    made = [Demand(tuple(p), demand.lookups, demand.samples, demand.workers) for p in parts]
-    return made[0], made[1]
+        hot_laws.append(Law(np.where(chosen, law.p_C * on_hot, 0.0), law.rows_C))
+        cold_laws.append(Law(np.where(chosen, 0.0, law.p_C * on_cold), law.rows_C))
+    return replace(demand, laws=tuple(hot_laws)), replace(demand, laws=tuple(cold_laws))
 
 
-def scars(demand: Demand, hot: Hot) -> Expected:
+def scars(demand: Demand, hot: HotSet) -> Expected:
     """Hot rows all-reduced in every step, cold rows pulled and pushed; samples sorted.
 
     Means over hot and cold steps.
     """
-    free, everyone = free_share(demand, hot), demand.samples * demand.workers
+    free, all_samples = free_share(demand, hot), demand.samples * demand.workers
     rows = reduced = 0.0
     for share, cold in ((free, False), (1 - free, True)):
         if share <= 0:
             continue
-        on_hot, on_cold = _given(demand, hot, cold)
-        a_C, rows_C = on_hot.touched(everyone)
+        on_hot, on_cold = _split_demand(demand, hot, cold)
+        a_C, rows_C = on_hot.touched(all_samples)
         reduced += share * float((a_C * rows_C).sum())
         rows += share * expected_touches(on_cold)
     return Expected(rows, 0.0, rows, 0.0, reduced)
 
 
-def fae(demand: Demand, hot: Hot, cache_rows: float, run: tuple[float, float]) -> Expected:
-    """Hot batches on replicas, cold ones through the shard, in turns. Means over all steps.
+class Turn(NamedTuple):
+    """Steps with cold batches, then steps with hot ones."""
 
-    `cache_rows`: what the hot set leaves of the cache; `run`: cold and hot steps of a turn.
+    cold_steps: float
+    hot_steps: float
+
+
+def fae(demand: Demand, hot: HotSet, cache_rows: float, turn: Turn) -> Expected:
+    """Hot batches on replicas, cold batches through the shard, in turns. Means over all steps.
+
+    `cache_rows`: rows of the cache beside the hot set.
     """
-    cold_steps, hot_steps = run
+    cold_steps, hot_steps = turn
     steps = max(cold_steps + hot_steps, 1e-12)
     rows = np.zeros(5)
-    hot_demand, _ = _given(demand, hot, False)
-    everyone = demand.samples * demand.workers
+    hot_demand, _ = _split_demand(demand, hot, False)
+    all_samples = demand.samples * demand.workers
     if hot_steps > 0:
-        a_C, rows_C = hot_demand.touched(everyone)
+        a_C, rows_C = hot_demand.touched(all_samples)
         rows[4] += hot_steps * float((a_C * rows_C).sum())
-        # Each row that a hot run changed comes home once, from one worker.
-        changed = float((rows_C * _present(a_C, hot_steps)).sum())
+        # Each row that hot steps changed is pushed once, by one worker.
+        changed = float((rows_C * drawn_probability(a_C, hot_steps)).sum())
         rows[2] += changed / demand.workers
     if cold_steps > 0:
-        on_hot, on_cold = _given(demand, hot, True)
+        on_hot, on_cold = _split_demand(demand, hot, True)
         a_C, rows_C = on_cold.touched()
         stay = residence(a_C, rows_C, cache_rows)
         kept = _write_through(Law(a_C, rows_C), demand.workers, stay)
@@ -281,34 +259,34 @@ def fae(demand: Demand, hot: Hot, cache_rows: float, run: tuple[float, float]) -
 
 
 def _hot_in_cold(on_hot: Demand, steps: float) -> tuple[float, float, float]:
-    """Replicas during a run of cold steps: stale pulls, pushes, and pulls at its end.
+    """Replicas during a run of cold steps: stale pulls, pushes, and pulls at the end of the run.
 
-    At step s a replica is fresh if nobody has touched its row yet, or no other worker since its
-    own last touch.
+    At step s a replica is fresh if no worker has touched its row in the run, or no other worker
+    since the holder's last touch.
     """
     a_C, rows_C = on_hot.touched()
     workers = on_hot.workers
-    quiet_C = _quiet(a_C, workers)
-    both_C = (1 - a_C) * quiet_C
-    idle_C = np.maximum(1 - both_C, 1e-300)
-    # Sum over s = 1 ... of both^(s-1), and of the geometric sum of own last touches.
-    untouched_C = np.where(a_C > 0, (1 - both_C**steps) / idle_C, steps)
-    fresh_C = untouched_C + a_C * quiet_C / idle_C * (steps - untouched_C)
+    alone_C = _alone(a_C, workers)
+    idle_C = (1 - a_C) * alone_C
+    busy_C = np.maximum(1 - idle_C, 1e-300)
+    # Sums over s = 1 ...: of idle^(s-1), and of the geometric sum over the holder's last touch.
+    untouched_C = np.where(a_C > 0, (1 - idle_C**steps) / busy_C, steps)
+    fresh_C = untouched_C + a_C * alone_C / busy_C * (steps - untouched_C)
     touches_C = rows_C * a_C
     stale = float((touches_C * (steps - fresh_C)).sum())
-    touched_C = _present(1 - both_C, steps)
-    sole_C = a_C * quiet_C / idle_C
+    touched_C = drawn_probability(1 - idle_C, steps)
+    sole_C = a_C * alone_C / busy_C
     refilled = float((rows_C * touched_C * (1 - sole_C)).sum())
     return stale, float(touches_C.sum()) * steps, refilled
 
 
-def hurried(demand: Demand) -> tuple[float, float]:
+def waited_rows(demand: Demand) -> tuple[float, float]:
     """Rows of a worker and step that cannot travel beside compute where every update is pushed.
 
-    Pushes of rows that anyone uses in the next step, and pulls of rows that another worker trained
-    in the step before.
+    Urgent pushes: of rows that any worker uses in the next step. Late pulls: of rows that another
+    worker trained in the step before.
     """
     a_C, rows_C = demand.touched()
-    quiet_C = _quiet(a_C, demand.workers)
-    urgent = float((rows_C * a_C * (1 - (1 - a_C) * quiet_C)).sum())
-    return urgent, float((rows_C * a_C * (1 - quiet_C)).sum())
+    alone_C = _alone(a_C, demand.workers)
+    urgent = float((rows_C * a_C * (1 - (1 - a_C) * alone_C)).sum())
+    return urgent, float((rows_C * a_C * (1 - alone_C)).sum())

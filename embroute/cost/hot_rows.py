@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embroute.config.cluster import Cluster
+from embroute.cost.expected import drawn_probability
 from embroute.cost.step_time import allreduce_seconds
 from embroute.kernels.array_types import F64, I64
 
@@ -25,11 +26,7 @@ def expected_distinct(counts: I64, lookups: float, total: float | None = None) -
     total = float(counts.sum()) if total is None else total
     if total <= 0 or lookups <= 0:
         return 0.0
-    # log1p and expm1 keep (1 - p)^b exact for the tiny p of long tails.
-    p = np.minimum(values / total, 1.0)
-    with np.errstate(divide="ignore"):
-        present = -np.expm1(lookups * np.log1p(-p))
-    return float((rows * present).sum())
+    return float((rows * drawn_probability(values / total, lookups)).sum())
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class HotStep:
-    """What a step is expected to move when the `hot` most accessed rows are replicated."""
+    """The expected step when the `hot` most accessed rows are replicated."""
 
     hot: int
     free_share: float  # samples all of whose rows are hot
@@ -83,7 +80,13 @@ def predict_hot(draws: Draws, threshold: int, cluster: Cluster, row_bytes: float
     dense_cold = cold / max(1e-12, 1 - free) if cold else 0.0
     cold_bytes = min(dense_cold, cold * workers) * row_bytes
     cold_s = max(2 * cold_bytes / slowest, workers * cold_bytes / (shard * len(cluster.shards)))
-    return HotStep(hot, free, reduced, cold, reduce_s + (1 - free) * cold_s)
+    return HotStep(
+        hot=hot,
+        free_share=free,
+        reduced_rows=reduced,
+        cold_rows=cold,
+        time_s=reduce_s + (1 - free) * cold_s,
+    )
 
 
 def best_hot(draws: Draws, limit: int, cluster: Cluster, row_bytes: float) -> HotStep:

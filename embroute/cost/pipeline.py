@@ -1,17 +1,17 @@
-"""How often a step can be taken when every worker pulls, computes and pushes in its own time.
+"""The time of a pipelined step, in which each worker waits for its own pulls only.
 
-A worker begins to compute when its own late pulls are there, not when everybody's are; rows can be
-pulled when everybody's pushes of them are there. Of several parts the first is there some time
-before the last, the lead. A worker that keeps step pulls, computes and pushes within one step:
+A worker starts to compute when its own late pulls have arrived. A chunk can be pulled when all
+workers have pushed it. The lead is the time between the arrival of all first chunks and of all
+last chunks. It is the same for all workers. In each step a worker takes:
 
-    late, of which the lead is won but not more than all parts except the last
-    + start: compute, or early transfers that take longer
-    + urgent, or the first part and the lead
+    late, less the lead, but at least its last chunk
+    + start: compute, or early transfers if they take longer
+    + urgent, or its first chunk and the lead if they take longer
 
-The lead is the same for all. The shortest step is the smallest for which there is such a lead; it
-is the largest mean of a cycle of workers that wait for each other, without looking for cycles.
+The lead that makes the longest of these sums shortest gives the time of a step. That time is also
+the largest mean over cycles of workers that wait for each other, without a search for cycles.
 
-Axes: W workers, N numbers of samples.
+Axis W: workers.
 """
 
 from __future__ import annotations
@@ -21,48 +21,49 @@ from typing import NamedTuple
 from embroute.kernels.array_types import F64
 from embroute.kernels.jit import inlined, kernel
 
-THIRDS = 60  # (2/3)^60: below rounding
+SEARCH_STEPS = 60  # each leaves two thirds of the interval; (2/3)^60 is below rounding
 
 
 class PhaseTimes(NamedTuple):
-    """Seconds of each worker's phases: start, urgent and its first part, late and its last."""
+    """Seconds of each worker's phases."""
 
     start_W: F64
     urgent_W: F64
-    first_W: F64
+    first_W: F64  # the first chunk of urgent_W
     late_W: F64
-    last_W: F64
+    last_W: F64  # the last chunk of late_W
 
 
 @inlined
 def pulls_s(late: float, last: float, lead: float) -> float:
-    """What late pulls take that the lead does not cover."""
+    """Time of late pulls that the lead does not cover."""
     return max(last, late - lead)
 
 
 @inlined
 def pushes_s(urgent: float, first: float, lead: float) -> float:
-    """Until all urgent pushes, or the first part of them and the lead, are through."""
+    """Time until all urgent pushes, or their first chunk and the lead, are over."""
     return max(urgent, first + lead)
 
 
 @kernel
-def _longest(beat: PhaseTimes, lead: float) -> float:
+def _longest(phases: PhaseTimes, lead: float) -> float:
     longest = 0.0
-    for w in range(len(beat.start_W)):
-        pulls = pulls_s(beat.late_W[w], beat.last_W[w], lead)
-        pushes = pushes_s(beat.urgent_W[w], beat.first_W[w], lead)
-        longest = max(longest, pulls + beat.start_W[w] + pushes)
+    for w in range(len(phases.start_W)):
+        pulls = pulls_s(phases.late_W[w], phases.last_W[w], lead)
+        pushes = pushes_s(phases.urgent_W[w], phases.first_W[w], lead)
+        longest = max(longest, pulls + phases.start_W[w] + pushes)
     return longest
 
 
 @kernel
-def best_overlap(beat: PhaseTimes) -> float:
-    """The lead with which the step is shortest. The longest turn is convex in it."""
-    low, high = 0.0, beat.late_W.max()
-    for _ in range(THIRDS):
+def best_overlap(phases: PhaseTimes) -> float:
+    """The lead with which the step is shortest."""
+    # Ternary search: a sum of a falling and a rising maximum is convex in the lead.
+    low, high = 0.0, phases.late_W.max()
+    for _ in range(SEARCH_STEPS):
         third = (high - low) / 3
-        if _longest(beat, low + third) <= _longest(beat, high - third):
+        if _longest(phases, low + third) <= _longest(phases, high - third):
             high -= third
         else:
             low += third

@@ -15,12 +15,12 @@ from embroute.kernels.jit import inlined, kernel
 
 
 class StalenessChain(NamedTuple):
-    """Workers, the bound, steps that an untouched copy stays, and uses of the row to follow."""
+    """What the simulation of one row depends on."""
 
     workers: int
     bound: int
-    stay: float
-    uses: int
+    stay: float  # steps that an untouched copy stays
+    uses: int  # of the row, to simulate
 
 
 class ChainCopies(NamedTuple):
@@ -33,7 +33,7 @@ class ChainCopies(NamedTuple):
 
 @inlined
 def _expire(chain: StalenessChain, copies: ChainCopies, step: int, shard: int) -> tuple[int, int]:
-    """Copies that were not used for too long leave with a push; returns it and their number."""
+    """Copies unused for too long leave with a push; returns the shard's clock and their number."""
     left = 0
     for w in range(chain.workers):
         if copies.used_W[w] >= 0 and step - copies.used_W[w] > chain.stay:
@@ -47,7 +47,7 @@ def _expire(chain: StalenessChain, copies: ChainCopies, step: int, shard: int) -
 def _validate(
     chain: StalenessChain, copies: ChainCopies, touch_W: Bools, shard: int, need_W: U8
 ) -> int:
-    """What each toucher needs; a push moves the shard's clock and may outdate another copy."""
+    """What each toucher needs; a push advances the shard's clock and may outdate another copy."""
     for w in range(chain.workers):
         need_W[w] = HIT if copies.used_W[w] >= 0 else MISS
     changed = True
@@ -71,14 +71,15 @@ def run_chain(chain: StalenessChain, touch: float, rng: np.random.Generator) -> 
     Every worker touches the row with probability `touch` in a step. The first tenth of the uses
     is not counted.
     """
-    none = np.full(chain.workers, -1, np.int64)
-    copies = ChainCopies(none, none.copy(), none.copy())
+    absent_W = np.full(chain.workers, -1, np.int64)
+    copies = ChainCopies(absent_W, absent_W.copy(), absent_W.copy())
     touch_W, need_W = np.zeros(chain.workers, np.bool_), np.zeros(chain.workers, np.uint8)
     counts, step, began, shard = np.zeros(4), 0, 0, 0
     anyone = -np.expm1(chain.workers * np.log1p(-min(touch, 1 - 1e-12)))
     for use in range(chain.uses):
         if use == chain.uses // 10:
             counts[:], began = 0, step
+        # Steps until any worker touches the row; then draw the touchers, given that there is one.
         step += rng.geometric(anyone)
         shard, left = _expire(chain, copies, step, shard)
         counts[3] += left
@@ -86,7 +87,7 @@ def run_chain(chain: StalenessChain, touch: float, rng: np.random.Generator) -> 
         while not touch_W.any():
             for w in range(chain.workers):
                 touch_W[w] = rng.random() < touch
-            if anyone < 0.1:  # one toucher, but for a chance that does not matter here
+            if anyone < 0.1:  # exactly one toucher, but for a negligible chance
                 touch_W[rng.integers(0, chain.workers)] = True
         shard = _validate(chain, copies, touch_W, shard, need_W)
         for w in range(chain.workers):
@@ -97,7 +98,7 @@ def run_chain(chain: StalenessChain, touch: float, rng: np.random.Generator) -> 
 
 @inlined
 def _use(copies: ChainCopies, w: int, step: int, shard: int, need: int, counts: F64) -> None:
-    """One worker trains the row on its copy, new if it needs one."""
+    """One worker trains the row on its copy, after a pull if it needs one."""
     if need != HIT:
         counts[0 if need == MISS else 1] += 1
         counts[2] += need == STALE

@@ -29,8 +29,8 @@ FLOAT_BYTES = 4
 INDEX_BYTES = 4  # a slot, an offset or an entry of a list in a plan
 KIND_NAMES = ("miss_pull", "stale_pull", "update_push", "evict_push")
 PULLS, PUSHES = (MISS_PULL, STALE_PULL), (UPDATE_PUSH, EVICT_PUSH)
-SHORT_SUM_S = 0.02e-3  # of the shard's link that dense gradients may always take
-LEAST_PART_S = 0.25e-3  # of urgent pushes or late pulls, on the link that takes longest
+SHORT_SUM_S = 0.02e-3  # time on the shard's link that the sum of dense gradients may always take
+MIN_CHUNK_S = 0.25e-3  # time of a chunk of urgent pushes or late pulls, on the slowest link
 
 # Floats of optimizer state that a row of width w carries. Adam counts steps per table, not per row.
 OPTIMIZERS: Mapping[str, Callable[[int], int]] = {
@@ -53,40 +53,40 @@ def record_bytes(widths: tuple[int, ...], optimizer: str) -> I64:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a step, or a span of steps, moves."""
+    """Rows and bytes that a step, or a span of steps, moves."""
 
     rows_WKIP: I64
     bytes_WKIP: I64
     samples_W: I64
     sample_bytes_W: I64  # labels, dense features, look-ups
     plan_bytes_W: I64  # lists of transfers and slots for the worker
-    plan_bytes_K: I64  # and for the shards
+    plan_bytes_K: I64  # lists of transfers for the shards
     hot_rows: int = 0  # distinct rows whose gradients are all-reduced
     hot_bytes: int = 0
-    chunks: int = 1  # in which urgent pushes and late pulls follow each other, at most
+    chunks: int = 1  # of urgent pushes and late pulls; of a span, the most
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
-            self.rows_WKIP + other.rows_WKIP,
-            self.bytes_WKIP + other.bytes_WKIP,
-            self.samples_W + other.samples_W,
-            self.sample_bytes_W + other.sample_bytes_W,
-            self.plan_bytes_W + other.plan_bytes_W,
-            self.plan_bytes_K + other.plan_bytes_K,
-            self.hot_rows + other.hot_rows,
-            self.hot_bytes + other.hot_bytes,
-            max(self.chunks, other.chunks),
+            rows_WKIP=self.rows_WKIP + other.rows_WKIP,
+            bytes_WKIP=self.bytes_WKIP + other.bytes_WKIP,
+            samples_W=self.samples_W + other.samples_W,
+            sample_bytes_W=self.sample_bytes_W + other.sample_bytes_W,
+            plan_bytes_W=self.plan_bytes_W + other.plan_bytes_W,
+            plan_bytes_K=self.plan_bytes_K + other.plan_bytes_K,
+            hot_rows=self.hot_rows + other.hot_rows,
+            hot_bytes=self.hot_bytes + other.hot_bytes,
+            chunks=max(self.chunks, other.chunks),
         )
 
 
 def reduces_at_shard(cluster: Cluster, with_rows: bool = False) -> bool:
-    """Whether what workers add up goes by way of the first shard, or round a ring.
+    """Whether the first shard sums the workers' dense gradients, or a ring all-reduce does.
 
-    By way of the shard it passes a slow link once each way, beside what others do, and not as often
-    as a ring does; but the shard's own link carries it for every worker. So that must be as fast
-    as all workers' slowest together, or take hardly any time. Gradients of rows (`with_rows`) go
-    round a ring, as the systems that replicate rows have it: by way of a shard those rows could as
-    well not be replicated. Workers of one host need no link at all.
+    Through the shard the gradients pass a slow link once each way, less often than in a ring; but
+    the shard's own link carries them for every worker. So the shard's link must be as fast as n
+    times the slowest worker's link, or the sum must take hardly any time. Gradients of rows
+    (`with_rows`) always take the ring, as in the published systems that replicate rows: through a
+    shard, replicas would save nothing. Workers of one host need no link at all.
     """
     if with_rows or len(set(cluster.host_W.tolist())) == 1:
         return False
@@ -98,12 +98,13 @@ def reduces_at_shard(cluster: Cluster, with_rows: bool = False) -> bool:
 
 
 def allreduce_share_W(cluster: Cluster, with_rows: bool) -> F64:
-    """Times its size that what is added up leaves, and enters, each worker's link."""
+    """How many times the summed bytes leave, and enter, each worker's link."""
     n = cluster.num_workers
     if len(set(cluster.host_W.tolist())) == 1:
         return np.zeros(n)
     if reduces_at_shard(cluster, with_rows):
         return np.not_equal(cluster.host_W, cluster.shards[0]).astype(np.float64)
+    # A ring moves n - 1 of n chunks to sum them, and as many again to hand the sums round.
     return np.full(n, 2 * (n - 1) / n)
 
 
@@ -114,9 +115,9 @@ def allreduce_cost_W(hot_bytes: float, cluster: Cluster) -> F64:
 
 
 def allreduce_seconds(size: float, cluster: Cluster, with_rows: bool) -> float:
-    """What adding up takes at least: round a ring, or for the worker that it is worst for.
+    """A lower bound on the time of a sum: of the ring, or of the slowest worker's pull.
 
-    By way of a shard a worker without samples only pulls.
+    A worker without samples pushes nothing to the shard, so only the pull counts.
     """
     share_W = allreduce_share_W(cluster, with_rows)
     if reduces_at_shard(cluster, with_rows):
@@ -177,15 +178,15 @@ def _control_bytes(traffic: Traffic, cluster: Cluster) -> tuple[F64, F64]:
 
 
 def _sum_bytes_H(hot_bytes: float, cluster: Cluster) -> F64:
-    """Bytes that leave, and enter, each host when workers add up dense gradients and rows.
+    """Bytes that leave, and enter, each host when workers sum dense gradients and rows.
 
-    A ring enters and leaves a host once, however many workers sit there.
+    A ring enters and leaves a host once, however many workers the host has.
     """
     with_rows = hot_bytes > 0
     moved_W = allreduce_share_W(cluster, with_rows) * (cluster.dense_bytes + hot_bytes)
     moved_H = np.zeros(len(cluster.hosts))
     if not reduces_at_shard(cluster, with_rows):
-        moved_H[cluster.host_W] = moved_W
+        moved_H[cluster.host_W] = moved_W  # not added: workers of a host share the ring's link
         return moved_H
     np.add.at(moved_H, cluster.host_W, moved_W)
     moved_H[cluster.shards[0]] += moved_W.sum()
@@ -204,20 +205,23 @@ def link_bytes(traffic: Traffic, cluster: Cluster, steps: int = 1) -> tuple[F64,
 class StepTime:
     """A step's time and where each worker spends it, in seconds. Axis W: workers.
 
-    `first_W`, `last_W`: of what is urgent the first part, of what is late the last. `lead_s`: how
-    long before the last part of everybody's pushes the first one is there.
+    `lead_s`: time between the arrival of all workers' first chunks and of their last.
     """
 
-    total_s: float
     compute_W: F64
     early_W: F64
     urgent_W: F64
-    first_W: F64
+    first_W: F64  # the first chunk of urgent_W
     late_W: F64
-    last_W: F64
+    last_W: F64  # the last chunk of late_W
     lead_s: float
     allreduce_s: float  # round a ring
     shard_s: float  # the busiest shard link, which no schedule can beat
+
+    @property
+    def total_s(self) -> float:
+        """The time of the step."""
+        return max(self.rest_s, self.shard_s)
 
     @property
     def start_W(self) -> F64:
@@ -226,17 +230,17 @@ class StepTime:
 
     @property
     def pulling_W(self) -> F64:
-        """What late pulls take that pushes of others do not cover."""
+        """Time of late pulls that other workers' pushes do not cover."""
         return np.maximum(self.last_W, self.late_W - self.lead_s)
 
     @property
     def pushing_W(self) -> F64:
-        """Until all pushes, or everybody's first part and the lead, are through."""
+        """Time until all pushes, or the first chunk and the lead, are over."""
         return np.maximum(self.urgent_W, self.first_W + self.lead_s)
 
     @property
     def turn_W(self) -> F64:
-        """What each worker takes for its pulls, its compute and its pushes."""
+        """Each worker's time for its pulls, its compute and its pushes."""
         return self.pulling_W + self.start_W + self.pushing_W
 
     @property
@@ -255,22 +259,23 @@ def _link_seconds(up_H: F64, down_H: F64, cluster: Cluster) -> F64:
 
 
 def pipelined(traffic: Traffic, cluster: Cluster) -> Traffic:
-    """The same with urgent pushes and late pulls in parts, as many as are worth their while.
+    """The same traffic with urgent pushes and late pulls in chunks.
 
-    While one part is pushed, the one before it is pulled. Each is some work at both ends.
+    While one chunk is pushed, the chunk before it is pulled. A chunk is work at both ends, so
+    each takes at least MIN_CHUNK_S on the slowest link.
     """
     moved = (_host_bytes(traffic, cluster, (phase,)) for phase in (URGENT, LATE))
     seconds = (_link_seconds(up_H, down_H, cluster)[cluster.host_W] for up_H, down_H in moved)
-    shorter, parts = min(float(times.max()) for times in seconds), 1
-    while parts < MAX_CHUNKS and shorter >= 2 * parts * LEAST_PART_S:
-        parts *= 2
-    return replace(traffic, chunks=parts)
+    shorter_s, chunks = min(float(times.max()) for times in seconds), 1
+    while chunks < MAX_CHUNKS and shorter_s >= 2 * chunks * MIN_CHUNK_S:
+        chunks *= 2
+    return replace(traffic, chunks=chunks)
 
 
 def _sum_seconds_W(traffic: Traffic, cluster: Cluster) -> tuple[F64, F64]:
-    """Time of a sum by way of a shard on each worker's link, up and down.
+    """Time of a sum through a shard on each worker's link, up and down.
 
-    Whoever has no samples has nothing to add.
+    A worker without samples pushes nothing.
     """
     share_W = allreduce_share_W(cluster, traffic.hot_bytes > 0)
     moved_W = share_W * (cluster.dense_bytes + traffic.hot_bytes)
@@ -288,24 +293,25 @@ def _shard_seconds(traffic: Traffic, cluster: Cluster, by_shard: bool) -> float:
 
 
 def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
-    """What a person waits for:
+    """The time of a step:
 
     max_j(late_j + max(compute_j, early_j) + urgent_j) + ring, and never less than the busiest shard
-    link. A worker waits for everybody's urgent pushes, and then for its own late pulls only. Sums
-    of dense gradients by way of a shard are pushed and pulled like rows, before them. Lazy pushes,
-    samples and plans travel beside compute, with the early ones. In several parts, pulls of one
-    run beside pushes of the next (`cost/pipeline.py`).
+    link. A worker waits for all urgent pushes, and then for its own late pulls only. Dense
+    gradients that a shard sums are pushed and pulled like rows, before the rows. Lazy pushes,
+    samples and plans travel beside compute, with the early transfers. With several chunks, pulls
+    of one run beside pushes of the next (`cost/pipeline.py`).
     """
     early_up, early_down = _host_bytes(traffic, cluster, (EARLY, LAZY))
     control_up, control_down = _control_bytes(traffic, cluster)
     early_H = _link_seconds(early_up + control_up, early_down + control_down, cluster)
     urgent, late = (_host_bytes(traffic, cluster, (phase,)) for phase in (URGENT, LATE))
-    hurried = [
-        _link_seconds(up_H / parts, down_H / parts, cluster)
+    # Of urgent and of late transfers: all of them, then one chunk.
+    waited_for = [
+        _link_seconds(up_H / chunks, down_H / chunks, cluster)
         for up_H, down_H in (urgent, late)
-        for parts in (1, traffic.chunks)
+        for chunks in (1, traffic.chunks)
     ]
-    early_W, urgent_W, first_W, late_W, last_W = (t[cluster.host_W] for t in (early_H, *hurried))
+    early_W, urgent_W, first_W, late_W, last_W = (t[cluster.host_W] for t in (early_H, *waited_for))
     by_shard, ring_s = reduces_at_shard(cluster, traffic.hot_bytes > 0), 0.0
     sum_up_W, sum_down_W = np.zeros_like(late_W), np.zeros_like(late_W)
     if by_shard:
@@ -314,15 +320,21 @@ def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
         size = cluster.dense_bytes + traffic.hot_bytes
         ring_s = allreduce_seconds(size, cluster, traffic.hot_bytes > 0)
     compute_W = traffic.samples_W * cluster.compute_s_W
-    beat = PhaseTimes(
-        np.maximum(compute_W, early_W),
-        urgent_W + sum_up_W,
-        first_W + sum_up_W,
-        late_W + sum_down_W,
-        last_W,
+    phases = PhaseTimes(
+        start_W=np.maximum(compute_W, early_W),
+        urgent_W=urgent_W + sum_up_W,
+        first_W=first_W + sum_up_W,
+        late_W=late_W + sum_down_W,
+        last_W=last_W,
     )
-    lead_s = best_overlap(beat) if traffic.chunks > 1 else 0.0
-    shard_s = _shard_seconds(traffic, cluster, by_shard)
-    spent = (compute_W, early_W, *beat[1:], lead_s, ring_s, shard_s)
-    time = StepTime(0.0, *spent)
-    return replace(time, total_s=max(time.rest_s, time.shard_s))
+    return StepTime(
+        compute_W=compute_W,
+        early_W=early_W,
+        urgent_W=phases.urgent_W,
+        first_W=phases.first_W,
+        late_W=phases.late_W,
+        last_W=phases.last_W,
+        lead_s=best_overlap(phases) if traffic.chunks > 1 else 0.0,
+        allreduce_s=ring_s,
+        shard_s=_shard_seconds(traffic, cluster, by_shard),
+    )

@@ -21,6 +21,8 @@ def distinct(rows: I64, table: I32, rows_U: I64, unique_of_lookup: I32) -> int:
 
     `table` is zeroed scratch whose length is a power of two, above 5/4 of the look-ups.
     """
+    # Multiplicative hashing: the top bits of row * GOLDEN, then linear probing. A place holds the
+    # number of a distinct row + 1, so that zeros mean empty.
     mask = len(table) - 1
     bits = 0
     while (1 << bits) < len(table):
@@ -44,7 +46,10 @@ def distinct(rows: I64, table: I32, rows_U: I64, unique_of_lookup: I32) -> int:
 
 
 class UseRing(NamedTuple):
-    """The distinct rows of the last batches, one after the other; position g is at g & mask."""
+    """The distinct rows of the last batches in one ring; position g is at g & mask.
+
+    Positions grow for ever; the ring's length is a power of two, so that a mask wraps them.
+    """
 
     seen_R: I64  # position of the row's latest use, plus one
     step_G: I32
@@ -66,9 +71,10 @@ def number_distinct(seen_R: I64, rows: I64, base: int, unique_of_lookup: I32) ->
             unique_of_lookup[index(i)] = -1
             continue
         row = index(rows[index(i)])
-        # No branch, as no processor can guess it: what is not new is overwritten by the next.
+        # No branch, as no processor can predict it: the next new row overwrites a repeated one.
         seen = seen_R[row]
         rows_U[index(count)], last_U[index(count)] = row, seen - 1
+        # Positions of this batch start at base; seen_R holds position + 1, at least base + 1.
         is_new = seen <= base
         here = base + count + 1 if is_new else seen
         seen_R[row] = here
@@ -91,7 +97,8 @@ def link_uses(ring: UseRing, last_U: I64, step: int, base: int, oldest: int) -> 
         prefetch(step_G, (soon,))
         prefetch(later_G, (soon,))
         last, here = last_U[index(u)], index((base + u) & mask)
-        # No branch here either: without a use before, the place written first is its own.
+        # No branch here either: a row without an earlier use writes to its own place, and the last
+        # two writes overwrite that.
         known = last >= oldest
         there = index(last & mask) if known else here
         before_U[index(u)] = step_G[there] if known else -1

@@ -1,7 +1,7 @@
 """The one way kernels are compiled: serial, without the GIL, cached on disk.
 
-numba notices when a kernel's own file changed, not when a file that it calls into did. So the
-cache folder is named by a digest of every file with kernels: another version has another folder.
+numba compiles again when a kernel's own file has changed, but not when the file of a kernel that it
+calls has. So a digest of every file with kernels names the cache folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _user_cache() -> Path:
 
 @contextmanager
 def _cached_apart() -> Iterator[None]:
-    """Let numba cache in our folder what is compiled here; a user's own kernels stay elsewhere."""
+    """Let numba cache these kernels in our folder; kernels of the user stay where they were."""
     config: Any = numba.config
     before = config.CACHE_DIR
     config.CACHE_DIR = cache_folder()
@@ -62,9 +62,9 @@ def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile into its callers: for what an inner loop calls.
+    """Compile into the callers: for functions that an inner loop calls.
 
-    A call that is not inlined counts references to every array it is given, each time.
+    A call that is not inlined counts references to each array argument, every time.
     """
     with _cached_apart():
         return cast(Callable[_P, _R], numba.njit(nogil=True, cache=True, inline="always")(function))

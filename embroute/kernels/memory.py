@@ -1,4 +1,4 @@
-"""Reaching memory quickly from inner loops: indices without a sign, and lines asked for ahead."""
+"""Fast access to memory from inner loops: indices without a sign, and prefetches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numba.extending import intrinsic
 from embroute.kernels.array_types import U32, Bools
 from embroute.kernels.jit import inlined, kernel
 
-# An index below 2**32 that is known not to be negative. Every use of a signed one is compiled
-# with a test whether it counts from the end.
+# An index below 2**32 that is known not to be negative. For a signed index numba compiles a test
+# whether it counts from the end of the array.
 index = cast(Callable[[int], int], np.uint32)
 
-AHEAD = 24  # iterations between asking for a line and using it
+AHEAD = 24  # iterations between the prefetch of a cache line and its use
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # times a number: the high bits are its hash
 
 Untyped = Any  # numba's own objects have no types
@@ -27,7 +27,8 @@ _item_pointer: Untyped = cgutils.get_item_pointer
 
 @kernel
 def nonzero(chosen: Bools) -> U32:
-    """Where an array is true, without a branch: what nobody can guess costs more than a write."""
+    """Indices where an array is true, without a branch: a wrong guess costs more than a write."""
+    # Each index is written; `count` moves on only if it stays. One place more for the last write.
     out, count = np.empty(len(chosen) + 1, np.uint32), index(0)
     for i in range(len(chosen)):
         out[count] = i
@@ -36,7 +37,7 @@ def nonzero(chosen: Bools) -> U32:
 
 
 def _prefetch(typing_context: Untyped, array: Untyped, place: Untyped) -> Untyped:
-    """Code that asks for the line of one element and does not wait for it."""
+    """Code that prefetches the cache line of one element."""
 
     def generate(
         context: Untyped, builder: Untyped, signature: Untyped, arguments: Untyped
@@ -59,14 +60,15 @@ def _prefetch(typing_context: Untyped, array: Untyped, place: Untyped) -> Untype
     return types.void(array, place), generate
 
 
-# `prefetch(array, (i, j))`: the processor overlaps far more hints than loads that it waits for.
-# A hint about a place outside the array does nothing.
+# `prefetch(array, (i, j))`: a hint that does not wait, so that many of them overlap. A hint about a
+# place outside the array does nothing.
 prefetch = cast(Callable[[Untyped, tuple[int, ...]], None], intrinsic(_prefetch))
 
 
 @inlined
 def prefetch_row(records_NX: Untyped, row: int, columns: int) -> None:
-    """Ask for the first columns of a row of floats, line by line."""
+    """Prefetch the first columns of a row of floats, line by line."""
+    # A cache line has 64 bytes.
     for x in range(0, columns, 64 // records_NX.itemsize):
         prefetch(records_NX, (index(row), index(x)))
 

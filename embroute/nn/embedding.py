@@ -20,7 +20,7 @@ from torch import nn
 from embroute.data.schema import Schema
 from embroute.engine.batches import LookupCall
 from embroute.kernels.array_types import I32, I64
-from embroute.kernels.rows import Bags, Floats, pool, spread_gradients
+from embroute.kernels.rows import Bags, Floats, pool, pool_backward
 from embroute.models.layers import Samples
 
 
@@ -97,7 +97,7 @@ class LookupContext:
         for leaf in self._leaves:
             if leaf.tensor.grad is not None:
                 grad = leaf.tensor.grad.reshape(-1, self.arenas[leaf.arena])
-                spread_gradients(grad.contiguous().cpu().numpy(), leaf.bags, grads[leaf.arena])
+                pool_backward(grad.contiguous().cpu().numpy(), leaf.bags, grads[leaf.arena])
         self._leaves = []
         return grads
 

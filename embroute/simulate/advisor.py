@@ -203,10 +203,10 @@ def predict_vanilla(constraints: Constraints, choice: Configuration) -> float:
         workers,
     )
     rows = expected.vanilla(demand, choice.cache_rows, age=sum(FULL_SPAN) / 2)
-    hurried = expected.hurried(demand)
+    waited = expected.waited_rows(demand)
     # Consecutive samples share more rows than independent draws: count the rows of real blocks.
     share = distinct_rows(constraints.source.batch, -(-choice.batch // workers)) / rows.update
-    return step_time(_traffic(setup, rows, hurried, share), cluster).total_s
+    return step_time(_traffic(setup, rows, waited, share), cluster).total_s
 
 
 def distinct_rows(batch: Batch, samples: int) -> float:
@@ -217,13 +217,13 @@ def distinct_rows(batch: Batch, samples: int) -> float:
 
 
 def _traffic(
-    setup: Setup, rows: expected.Expected, hurried: tuple[float, float], share: float
+    setup: Setup, rows: expected.Expected, waited: tuple[float, float], share: float
 ) -> Traffic:
     """A share of one worker's expected rows as the traffic of all, spread over the shards."""
     cluster, samples = setup.cluster, setup.batch_size / setup.num_workers
     workers, shards = cluster.num_workers, cluster.num_shards
     rows_WKIP = np.zeros((workers, shards, NUM_KINDS, NUM_PHASES))
-    pulls, (urgent, late) = rows.miss + rows.stale, hurried
+    pulls, (urgent, late) = rows.miss + rows.stale, waited
     rows_WKIP[:, :, MISS_PULL, EARLY] = max(0.0, pulls - late) / shards
     rows_WKIP[:, :, MISS_PULL, LATE] = min(pulls, late) / shards
     rows_WKIP[:, :, UPDATE_PUSH, URGENT] = urgent / shards

@@ -18,7 +18,7 @@ import numpy as np
 
 from embroute.config.cluster import Cluster
 from embroute.cost.step_time import (
-    LEAST_PART_S,
+    MIN_CHUNK_S,
     StepTime,
     allreduce_share_W,
     link_rates,
@@ -112,7 +112,7 @@ def choose_reduced_rows(batch: Indexed, setup: Setup, memory: SearchState) -> Re
     part_H = sharers_H / workers
     # Without the all-reduce, so many bytes would be enough to pipeline pulls and pushes
     # (`cost.step_time.pipelined`).
-    pipelined = float((size_H * part_H).sum()) * price.slowest_s >= 2 * LEAST_PART_S
+    pipelined = float((size_H * part_H).sum()) * price.slowest_s >= 2 * MIN_CHUNK_S
     relief_H = part_H * (price.pipelined_relief_s if pipelined else price.relief_s)
     added = np.concatenate([[0.0], np.cumsum(size_H * (price.ring_s - relief_H))])
     step_s = np.maximum(shard_s - saved, rest_s + added)
