@@ -310,7 +310,8 @@ class Referee:
 
     def _slots(self, plan: Plan) -> None:
         """Every look-up, translated to a slot, finds its row there."""
-        batch, slots = plan.now.batch, plan.slot_of_lookup.tolist()
+        batch, touch_L, slot_T = plan.now.batch, plan.touches.touch_of_lookup, plan.placement.slot_T
+        slots = [int(slot_T[touch]) if touch >= 0 else -1 for touch in touch_L]
         bounds, at = batch.sample_offsets, 0
         for s in plan.touches.sample_order_S.tolist():
             held = self.copies[int(plan.worker_S[s])]

@@ -15,7 +15,7 @@ from embroute.config.spec import Size
 from embroute.cost.step_time import OPTIMIZERS, record_bytes
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import DELTA, GRADIENT, VALUE, VALUE_STATE
-from embroute.planner.setup import Setup, dims
+from embroute.planner.setup import Setup, parse_dim
 
 steady = settings(deadline=None, derandomize=True)
 
@@ -156,7 +156,7 @@ def test_equal_quotas_give_the_remainder_to_the_first_workers() -> None:
 def test_dim_option_sets_the_width_of_each_table(
     text: str, expected: int | tuple[int, ...]
 ) -> None:
-    assert dims(text, schema_of(5, 5, 5)) == expected
+    assert parse_dim(text, schema_of(5, 5, 5)) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_dim_option_sets_the_width_of_each_table(
 )
 def test_dim_option_refuses_bad_widths(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=re.escape(fault)):
-        dims(text, schema_of(5, 5))
+        parse_dim(text, schema_of(5, 5))
 
 
 def test_zero_width_is_refused() -> None:

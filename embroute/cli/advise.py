@@ -24,7 +24,7 @@ from embroute.cost.step_time import OPTIMIZERS, allreduce_share_W
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions, naming, open_source
 from embroute.kernels.codes import VALUE_STATE
-from embroute.planner.setup import Setup, dims
+from embroute.planner.setup import Setup, parse_dim
 from embroute.policies.catalog import DEFAULT_POLICY
 from embroute.simulate.advisor import (
     EQUAL,
@@ -73,7 +73,7 @@ def dense_bytes(model: str, source: Source, dim: str) -> float:
     from embroute.models.registry import ModelOptions, make_model
 
     options = ModelOptions(table_device="meta")
-    made = make_model(model, source.schema, dims(dim, source.schema), options)
+    made = make_model(model, source.schema, parse_dim(dim, source.schema), options)
     return float(sum(4 * p.numel() for p in made.parameters() if p.device.type != "meta"))
 
 
@@ -337,4 +337,4 @@ def widths_of(model: str, source: Source, dim: str) -> tuple[int, ...]:
     """Widths of the model's records."""
     from embroute.models.registry import table_widths
 
-    return table_widths(model, source.schema, dims(dim, source.schema))
+    return table_widths(model, source.schema, parse_dim(dim, source.schema))

@@ -21,7 +21,7 @@ from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions
 from embroute.data.readers.detect import FORMATS
-from embroute.planner.setup import Setup, dims
+from embroute.planner.setup import Setup, parse_dim
 from embroute.simulate.simulation import Workload, kernels_are_compiled
 
 _P = ParamSpec("_P")
@@ -225,7 +225,7 @@ def workload_from(options: JobOptions, source: Source) -> Workload:
     setup = Setup(
         source.schema,
         cluster,
-        dim=dims(options.dim, source.schema),
+        dim=parse_dim(options.dim, source.schema),
         batch_size=options.batch * cluster.num_workers,
         optimizer=options.optimizer,
         cache=parse_size("--cache", options.cache),

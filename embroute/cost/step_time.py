@@ -208,6 +208,7 @@ class StepTime:
     `lead_s`: time between the arrival of all workers' first chunks and of their last.
     """
 
+    total_s: float
     compute_W: F64
     early_W: F64
     urgent_W: F64
@@ -217,11 +218,6 @@ class StepTime:
     lead_s: float
     allreduce_s: float  # round a ring
     shard_s: float  # the busiest shard link, which no schedule can beat
-
-    @property
-    def total_s(self) -> float:
-        """The time of the step."""
-        return max(self.rest_s, self.shard_s)
 
     @property
     def start_W(self) -> F64:
@@ -327,7 +323,8 @@ def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
         late_W=late_W + sum_down_W,
         last_W=last_W,
     )
-    return StepTime(
+    time = StepTime(
+        total_s=0.0,  # follows from the rest
         compute_W=compute_W,
         early_W=early_W,
         urgent_W=phases.urgent_W,
@@ -338,3 +335,4 @@ def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
         allreduce_s=ring_s,
         shard_s=_shard_seconds(traffic, cluster, by_shard),
     )
+    return replace(time, total_s=max(time.rest_s, time.shard_s))

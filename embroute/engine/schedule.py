@@ -22,7 +22,7 @@ from embroute.kernels.codes import EARLY, FRESH, LATE, LAZY, MAX_CHUNKS, MISS_PU
 from embroute.kernels.memory import GOLDEN
 from embroute.planner.kernels.transfers import Transfers
 from embroute.planner.plan import Plan
-from embroute.planner.state import State, held
+from embroute.planner.state import State, held_slots
 
 
 class TransferTime(IntEnum):
@@ -236,7 +236,7 @@ def refill_schedules(state: State, sharding: RowSharding) -> list[TransferSchedu
     """Pulls that put every fresh copy back into its slot, some rows at a time."""
     schedules = []
     for worker in range(state.setup.num_workers):
-        slots, cells = held(state, worker)
+        slots, cells = held_slots(state, worker)
         fresh = slots[(cells & FRESH) != 0]
         for some in np.array_split(fresh, -(-len(fresh) // REFILL_ROWS) or 1):
             if len(some):

@@ -1,4 +1,4 @@
-"""The seams between the parts of a policy: what each sees and what it gives back."""
+"""The interfaces of a policy's parts: what each part sees and what it returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embroute.planner.state import Needs, SearchState, State
 
 @dataclass(frozen=True)
 class DispatchContext:
-    """What a dispatch sees. `found`: cells of the batch's rows, FRESH where readable as is."""
+    """What a dispatch sees. `copies`: cells of the batch's rows, FRESH where readable."""
 
     window: Window
     state: State
@@ -35,7 +35,7 @@ class DispatchContext:
 
 @dataclass(frozen=True)
 class SyncContext:
-    """What a sync sees once every sample has its worker; `found` has the cells themselves."""
+    """What a sync sees when every sample has a worker."""
 
     window: Window
     state: State
@@ -54,9 +54,9 @@ class SyncContext:
 
 @dataclass(frozen=True)
 class ExtraRows:
-    """Rows a sync adds to those of the batch, and which rows of the step all workers touch.
+    """Rows that a sync adds to the batch's rows, and the rows of the step that all workers touch.
 
-    `hot_next`: the next step brings the replicas up to date, so it needs every hot row.
+    `hot_next`: the next step needs every hot row, because it brings the replicas up to date.
     """
 
     rows: I64
@@ -66,7 +66,7 @@ class ExtraRows:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The worker of each sample; a dispatch that looks ahead says what it means to do next."""
+    """The worker of each sample; and, if the dispatch looks ahead, its memory for the next step."""
 
     worker_S: I32
     memory: SearchState | None = None
@@ -76,9 +76,9 @@ DispatchFunction = Callable[[DispatchContext], Assignment]
 Readable = Callable[[State, StepRows, CachedCopies], CachedCopies]
 
 
-def as_stored(state: State, rows: StepRows, found: CachedCopies) -> CachedCopies:
+def as_stored(state: State, rows: StepRows, copies: CachedCopies) -> CachedCopies:
     """A copy is readable where its cell says FRESH."""
-    return found
+    return copies
 
 
 def no_extra(window: Window, state: State) -> ExtraRows:
@@ -128,13 +128,13 @@ class Sync:
     decide: Callable[[SyncContext], Decision]
     extra: Callable[[Window, State], ExtraRows] = no_extra
     readable: Readable = as_stored
-    record: int = VALUE_STATE  # what comes home from a copy with unpushed updates
+    record: int = VALUE_STATE  # kind of record that a copy with unpushed updates returns
     bound: int = 0  # updates a read may miss; 0 is exact
     caches: bool = True  # whether copies outlive their step
     shared_memory: bool = False  # whether rows are read and trained where the shards keep them
     replicates: bool = False
-    pipelined: bool = False  # urgent pushes and late pulls move in parts, beside each other
-    local_init: bool = False  # workers make the initial values of rows that nobody has trained yet
+    pipelined: bool = False  # chunks of late pulls move beside chunks of urgent pushes
+    local_init: bool = False  # workers compute the initial values of untouched rows
     refused_optimizers: tuple[str, ...] = ()
     lookahead: int = 1
 
@@ -146,7 +146,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Evict:
-    """Which copy leaves a full cache: copies sit in buckets, buckets are emptied in an order."""
+    """Which copy leaves a full cache: copies lie in buckets, and buckets lose copies in an order."""
 
     name: str
     num_buckets: int
@@ -157,7 +157,7 @@ class Evict:
 
 @dataclass(frozen=True)
 class Regroup:
-    """A stage before the window that changes the order of samples, and the hot set it uses."""
+    """A stage before the window that changes the order of samples, and its hot set."""
 
     name: str
     choose_hot: Callable[[I64, Setup], I64]  # access counts per row -> ids of hot rows
@@ -166,7 +166,7 @@ class Regroup:
 
 @dataclass(frozen=True)
 class Policy:
-    """A system: its parts, and what it promises."""
+    """A policy: its parts, and what follows from them."""
 
     name: str
     dispatch: Dispatch
@@ -193,8 +193,12 @@ class Policy:
 
     @property
     def needs(self) -> Needs:
-        """What its parts want kept in the state."""
-        clocks, access = not self.sync.exact, self.dispatch.needs_access
-        dispatch = self.dispatch
-        learns = (dispatch.ahead, dispatch.timed, dispatch.free)
-        return Needs(self.evict.num_buckets, clocks, access, *learns)
+        """What its parts need in the state."""
+        return Needs(
+            num_buckets=self.evict.num_buckets,
+            clocks=not self.sync.exact,
+            access=self.dispatch.needs_access,
+            ahead=self.dispatch.ahead,
+            timed=self.dispatch.timed,
+            free=self.dispatch.free,
+        )

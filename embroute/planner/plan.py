@@ -25,7 +25,7 @@ class PlanError(RuntimeError):
 
 
 class CacheMoves(NamedTuple):
-    """What a step does to caches before it computes."""
+    """Changes of the caches before a step computes."""
 
     placement: Placement
     returns: Transfers
@@ -38,7 +38,7 @@ class CacheMoves(NamedTuple):
 class Plan:
     """One step, down to slots. Axes: S samples, T touches, U distinct rows.
 
-    Order: `returns` come home, `pulls` arrive, the step computes, `updates` leave.
+    Order: `returns` and `evictions` leave, `pulls` arrive, the step computes, `updates` leave.
     """
 
     step: int
@@ -55,17 +55,9 @@ class Plan:
     updates: Transfers
     moves: EvictionMoves
     replica_UW: I32  # slots at all workers of the rows in replicated_U
-    memory: SearchState | None  # what the dispatch will want to know in the next step
-    counted: Traffic | None = None  # what it moves, where that says in how many parts
+    memory: SearchState | None  # of the dispatch, for the next step
+    counted: Traffic | None = None  # of a pipelined plan: the traffic that says how many chunks
     shared_memory: bool = False  # rows have no slots: they are read and trained at the shards
-
-    @property
-    def slot_of_lookup(self) -> I32:
-        """Slot of every look-up, samples ordered by worker; -1 for padding."""
-        touch = self.touches.touch_of_lookup
-        if not len(self.placement.slot_T):
-            return np.full(len(touch), -1, np.int32)
-        return np.where(touch >= 0, self.placement.slot_T[touch], -1).astype(np.int32)
 
     @property
     def samples_W(self) -> I64:
@@ -74,7 +66,7 @@ class Plan:
 
     @property
     def chunks(self) -> int:
-        """Parts in which urgent pushes and late pulls move."""
+        """Chunks of the urgent pushes and of the late pulls."""
         return self.counted.chunks if self.counted is not None else 1
 
     @property
@@ -85,13 +77,13 @@ class Plan:
     @property
     def hits(self) -> tuple[int, int]:
         """Touches that needed no pull, and all touches."""
-        real = self.decision.mode_T != FILL
-        at_hand = (self.decision.need_T == HIT) | (self.decision.need_T == NEW)
-        return int((real & at_hand).sum()), int(real.sum())
+        looked_up = self.decision.mode_T != FILL
+        no_pull = (self.decision.need_T == HIT) | (self.decision.need_T == NEW)
+        return int((looked_up & no_pull).sum()), int(looked_up.sum())
 
     @property
     def initialised_T(self) -> npt.NDArray[np.intp]:
-        """Touches whose rows the workers make: nobody has trained them before."""
+        """Touches whose rows the workers initialise: no step has trained them."""
         return np.flatnonzero(self.decision.need_T == NEW)
 
 
@@ -119,7 +111,7 @@ def _sample_bytes(plan: Plan, setup: Setup) -> I64:
 
 
 def with_chunks(plan: Plan, setup: Setup) -> Plan:
-    """The plan with what it moves counted, and the parts in which that is best moved."""
+    """The plan with its traffic, and with the number of chunks that suits it."""
     return replace(plan, counted=pipelined(traffic(plan, setup), setup.cluster))
 
 
@@ -128,48 +120,41 @@ def traffic(plan: Plan, setup: Setup) -> Traffic:
     if plan.counted is not None:
         return plan.counted
     workers, shards = setup.num_workers, setup.cluster.num_shards
-    rows, sizes = empty_counts(workers, shards), empty_counts(workers, shards)
-    entries_W, entries_K = np.zeros(workers, np.int64), np.zeros(shards, np.int64)
+    rows_WKIP, bytes_WKIP = empty_counts(workers, shards), empty_counts(workers, shards)
     for transfers in (plan.returns, plan.evictions, plan.pulls, plan.updates):
-        tally(transfers, setup.record_bytes_XA, rows, sizes)
-    entries_W += rows.sum((1, 2, 3))
-    entries_K += rows.sum((0, 2, 3))
-    hot = plan.replicated_U if len(plan.decision.mode_T) else np.empty(0, np.int64)
-    made_W = np.bincount(plan.touches.worker_T[plan.initialised_T], minlength=workers)
-    # A worker is told the slots of its touches, slot and touch of every replicated row, and slot
-    # and number of every row that it makes.
-    told_W = entries_W + np.diff(plan.touches.first_W) + 2 * len(hot) + 2 * made_W
-    hot_bytes = int(setup.record_bytes_XA[GRADIENT][plan.rows.arena_U[hot]].sum())
+        tally(transfers, setup.record_bytes_XA, rows_WKIP, bytes_WKIP)
+    reduced_U = plan.replicated_U
+    init_W = np.bincount(plan.touches.worker_T[plan.initialised_T], minlength=workers)
+    # A worker's plan has an entry per transfer, the slot of each touch, slot and touch of each
+    # replicated row, slot and number of each row to initialise.
+    entries_W = rows_WKIP.sum((1, 2, 3)) + np.diff(plan.touches.first_W)
+    entries_W += 2 * len(reduced_U) + 2 * init_W
     return Traffic(
-        rows,
-        sizes,
-        plan.samples_W,
-        _sample_bytes(plan, setup),
-        INDEX_BYTES * told_W,
-        INDEX_BYTES * entries_K,
-        len(hot),
-        hot_bytes,
+        rows_WKIP=rows_WKIP,
+        bytes_WKIP=bytes_WKIP,
+        samples_W=plan.samples_W,
+        sample_bytes_W=_sample_bytes(plan, setup),
+        plan_bytes_W=INDEX_BYTES * entries_W,
+        plan_bytes_K=INDEX_BYTES * rows_WKIP.sum((0, 2, 3)),
+        hot_rows=len(reduced_U),
+        hot_bytes=int(setup.record_bytes_XA[GRADIENT][plan.rows.arena_U[reduced_U]].sum()),
     )
 
 
 def drain_transfers(state: State, record: int) -> Transfers:
-    """Pushes that bring every update home, worker by worker in slot order."""
-    parts = []
-    for worker in range(state.setup.num_workers):
-        rows, slots = dirty_rows(state, worker)
-        count = len(rows)
-        parts.append(
-            Transfers(
-                np.full(count, worker, np.int32),
-                rows,
-                slots,
-                state.setup.arena_of(rows),
-                np.full(count, UPDATE_PUSH, np.uint8),
-                np.full(count, record, np.uint8),
-                np.zeros(count, np.uint8),
-            )
-        )
-    return Transfers(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    """Pushes of every unpushed update, worker by worker in slot order."""
+    dirty = [dirty_rows(state, worker) for worker in range(state.setup.num_workers)]
+    counts = [len(rows) for rows, _ in dirty]
+    rows = np.concatenate([rows for rows, _ in dirty])
+    return Transfers(
+        worker=np.repeat(np.arange(len(dirty), dtype=np.int32), counts),
+        row=rows,
+        slot=np.concatenate([slots for _, slots in dirty]),
+        arena=state.setup.arena_of(rows),
+        kind=np.full(len(rows), UPDATE_PUSH, np.uint8),
+        record=np.full(len(rows), record, np.uint8),
+        phase=np.zeros(len(rows), np.uint8),
+    )
 
 
 def row_bytes_W(transfers: Transfers, setup: Setup) -> I64:

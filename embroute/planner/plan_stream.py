@@ -1,4 +1,4 @@
-"""One stream of plans from a policy and data: the simulator prices it, the coordinator sends it."""
+"""One stream of plans from a policy and data, for the simulator and for the engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from embroute.planner.interfaces import Policy, WarmStart
 from embroute.planner.plan import Plan, traffic
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
-from embroute.planner.state import State, empty_state, map_first
+from embroute.planner.state import State, empty_state, prefault
 
-FAR = 1.25  # times the best: a way to begin that will not catch up
+GIVE_UP = 1.25  # times the best step time: a candidate that will not catch up
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Step:
 
 
 def start(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
-    """The empty state of a run, its memory at hand.
+    """The empty state of a run, with its first pages mapped.
 
     A policy with a hot set chooses it from access counts.
     """
     state = _empty(policy, setup, counts_R)
-    map_first(state)
+    prefault(state)
     return state
 
 
 def _empty(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
-    """The same, its memory still the system's: for a rehearsal, which reaches little of it."""
+    """The empty state without mapped pages: a warm start reaches few of them."""
     if setup.optimizer in policy.sync.refused_optimizers:
         raise ValueError(
             f"--optimizer {setup.optimizer}: {policy.name} merges deltas, and deltas of "
@@ -64,62 +64,63 @@ def _empty(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
 
 
 def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
-    """Decide step after step; the time to read data is not the decision's.
+    """Decide step after step; a step's times leave out the time to read data.
 
-    A state of a later step goes on where it was: `batches` are all batches, from the first. A
-    policy that rehearses reads some before the first step and tries ways to begin on them.
+    `batches` are all batches, from the first; a state of a later step continues from its step. A
+    policy with a warm start simulates its candidates on the first batches before the first step.
     """
-    rehearsal = policy.dispatch.warm_start
-    if rehearsal is not None and state.step == 0:
-        first = list(islice(batches, rehearsal.steps))
+    warm_start = policy.dispatch.warm_start
+    if warm_start is not None and state.step == 0:
+        first = list(islice(batches, warm_start.steps))
         batches = chain(first, batches)
-        policy = pick_candidate(policy, rehearsal, first, state.setup)
-    yield from _decided(policy, batches, state)
+        policy = pick_candidate(policy, warm_start, first, state.setup)
+    yield from _decide_steps(policy, batches, state)
 
 
 def pick_candidate(
-    policy: Policy, rehearsal: WarmStart, batches: list[Batch], setup: Setup
+    policy: Policy, warm_start: WarmStart, batches: list[Batch], setup: Setup
 ) -> Policy:
-    """The policy with the way to begin whose steps are shortest once it has settled."""
-    best, shortest = policy, np.full(len(batches), np.inf)
-    ways = rehearsal.candidates(setup, len(batches[0])) if batches else []
-    if len(ways) == 1:
-        return replace(policy, dispatch=ways[0].dispatch)
-    for way in ways:
-        if way.least_s < _later(shortest):
-            taken = _tried(replace(policy, dispatch=way.trial), batches, setup, shortest)
-            if _later(taken) < _later(shortest):
-                best, shortest = replace(policy, dispatch=way.dispatch), taken
+    """The policy with the candidate whose later steps are shortest."""
+    best, shortest_T = policy, np.full(len(batches), np.inf)
+    candidates = warm_start.candidates(setup, len(batches[0])) if batches else []
+    if len(candidates) == 1:
+        return replace(policy, dispatch=candidates[0].dispatch)
+    for candidate in candidates:
+        if candidate.least_s < _later_mean(shortest_T):
+            trial = replace(policy, dispatch=candidate.trial)
+            seconds_T = _trial_times(trial, batches, setup, shortest_T)
+            if _later_mean(seconds_T) < _later_mean(shortest_T):
+                best, shortest_T = replace(policy, dispatch=candidate.dispatch), seconds_T
     return best
 
 
-def _later(taken: F64) -> float:
-    """Mean of the second half: the first fills caches."""
-    return float(taken[len(taken) // 2 :].mean())
+def _later_mean(seconds_T: F64) -> float:
+    """Mean of the second half: the first half fills caches."""
+    return float(seconds_T[len(seconds_T) // 2 :].mean())
 
 
-def _tried(policy: Policy, batches: list[Batch], setup: Setup, shortest: F64) -> F64:
-    """What steps take; those that are not worth a trial take for ever.
+def _trial_times(policy: Policy, batches: list[Batch], setup: Setup, shortest_T: F64) -> F64:
+    """The times of simulated steps; infinite after a trial is given up.
 
-    Given up is what its caches do not hold, and what is far behind the best so far.
+    A trial is given up if a cache is too small or the times are far above the best so far.
     """
-    taken = np.full(len(batches), np.inf)
+    seconds_T = np.full(len(batches), np.inf)
     half, begin = len(batches) // 2, len(batches) // 3
     try:
-        for t, step in enumerate(_decided(policy, iter(batches), _empty(policy, setup))):
-            taken[t] = step_time(traffic(step.plan, setup), setup.cluster).total_s
-            if t == half and taken[begin:t].sum() > FAR * shortest[begin:t].sum():
+        for t, step in enumerate(_decide_steps(policy, iter(batches), _empty(policy, setup))):
+            seconds_T[t] = step_time(traffic(step.plan, setup), setup.cluster).total_s
+            if t == half and seconds_T[begin:t].sum() > GIVE_UP * shortest_T[begin:t].sum():
                 break
-    except ValueError:
+    except ValueError:  # the small cache
         pass
-    return taken
+    return seconds_T
 
 
-def _decided(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
+def _decide_steps(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:
     """Decide step after step."""
     if policy.regroup is not None:
         batches = policy.regroup.stream(batches, state)
-    # A window knows when rows were used in the last steps, so those pass through it again.
+    # A window knows when rows were used in recent steps, so their batches pass through it again.
     first = max(0, state.step - REMEMBERED)
     batches = islice(batches, first, None)
     horizon = Horizon(state.setup.schema.num_rows, policy.lookahead, first)

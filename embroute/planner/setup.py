@@ -31,7 +31,7 @@ class Setup:
     cache: Size = field(default_factory=lambda: Size(0.1, "share"))
     shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty
     seed: int = 0
-    seeded: bool = True  # initial rows follow from the seed: whoever needs one first can make it
+    seeded: bool = True  # initial rows follow from the seed, so that any rank can compute them
 
     def __post_init__(self) -> None:
         tables = self.schema.tables
@@ -53,7 +53,7 @@ class Setup:
                 f"--hash-rows with fewer rows a field makes it smaller"
             )
         shares = self.shares
-        positive = all(0 <= share <= LARGEST_SHARE for share in shares)  # nan is not, either
+        positive = all(0 <= share <= LARGEST_SHARE for share in shares)  # also refuses nan
         if shares and (len(shares) != self.cluster.num_workers or not positive or not sum(shares)):
             raise ValueError(
                 f"--quotas needs {self.cluster.num_workers} numbers of at least 0, got "
@@ -124,11 +124,11 @@ class Setup:
         """Samples of each worker: by shares, the remainder to the largest fractions."""
         if num_samples not in self._quotas:
             shares = self.shares or (1.0,) * self.num_workers
-            self._quotas[num_samples] = divide(shares, num_samples)
+            self._quotas[num_samples] = split_quotas(shares, num_samples)
         return self._quotas[num_samples].copy()
 
     @cached_property
-    def _quotas(self) -> dict[int, I64]:
+    def _quotas(self) -> dict[int, I64]:  # by number of samples: a run has two or three
         return {}
 
 
@@ -142,7 +142,7 @@ def slots_by_arena(size: Size, setup: Setup) -> F64:
     return room
 
 
-def divide(share_W: npt.ArrayLike, num_samples: int) -> I64:
+def split_quotas(share_W: npt.ArrayLike, num_samples: int) -> I64:
     """Samples of each worker: by shares, the remainder to the largest fractions."""
     shares = np.asarray(share_W, np.float64)
     exact_W = num_samples * shares / shares.sum()
@@ -152,9 +152,9 @@ def divide(share_W: npt.ArrayLike, num_samples: int) -> I64:
     return quotas_W
 
 
-def dims(text: str, schema: Schema) -> int | tuple[int, ...]:
+def parse_dim(text: str, schema: Schema) -> int | tuple[int, ...]:
     """Read `64`, or `64,C1=16,C2=8` for tables with widths of their own."""
-    default, *named = (part.strip() for part in text.split(","))
+    default, *named = (item.strip() for item in text.split(","))
     if not default.isdecimal():
         raise ValueError(f"--dim must look like 64 or 64,C1=16, got {shown(text)}")
     usual = parse_int("--dim", default, 1, LARGEST_WIDTH)
@@ -162,13 +162,13 @@ def dims(text: str, schema: Schema) -> int | tuple[int, ...]:
         return usual
     widths: Mapping[str, int] = {table.name: usual for table in schema.tables}
     changed, seen = dict(widths), set[str]()
-    for part in named:
-        name, _, width = part.partition("=")
+    for item in named:
+        name, _, width = item.partition("=")
         if name not in widths or not width.isdecimal():
             known = ", ".join(widths)
-            raise ValueError(f"--dim {shown(part)}: expected table=width with a table of {known}")
+            raise ValueError(f"--dim {shown(item)}: expected table=width with a table of {known}")
         if name in seen:
             raise ValueError(f"--dim: table {name!r} is given twice")
         seen.add(name)
-        changed[name] = parse_int(f"--dim {shown(part)}: the width", width, 1, LARGEST_WIDTH)
+        changed[name] = parse_int(f"--dim {shown(item)}: the width", width, 1, LARGEST_WIDTH)
     return tuple(changed.values())

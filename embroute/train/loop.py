@@ -32,7 +32,7 @@ from embroute.nn.prepare import prepare
 from embroute.nn.prepared import Prepared
 from embroute.nn.session import WorkerSession
 from embroute.nn.settings import Settings
-from embroute.planner.setup import dims
+from embroute.planner.setup import parse_dim
 from embroute.train.run_file import CHECKPOINTS, RunFile
 from embroute.transport.job_store import attempt
 
@@ -206,7 +206,7 @@ def train_rank(run: RunFile, rank: RankContext, folder: Path, stop: threading.Ev
     torch.manual_seed(rank_seed(run.seed, rank.name))
     data = open_run_data(run, rank)
     torch.set_default_dtype(getattr(torch, run.dtype))
-    model = make_model(run.model, data.schema, dims(run.dim, data.schema), run.model_options())
+    model = make_model(run.model, data.schema, parse_dim(run.dim, data.schema), run.model_options())
     optimizers = [row_optimizer_of(run, model), dense_optimizer_of(run, model)]
     schedules = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
     settings = settings_of(run, data, folder)

@@ -26,7 +26,7 @@ from embroute.kernels.array_types import F32
 from embroute.models.registry import make_model, table_widths
 from embroute.nn.embedding import LookupContext, StepLookups
 from embroute.nn.module_surgery import field_embeddings, replace_fields
-from embroute.planner.setup import Setup, dims
+from embroute.planner.setup import Setup, parse_dim
 from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile, read_run_file
 
 DATA_PARTS = ("held-out", "all")
@@ -97,7 +97,7 @@ def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
     path = find_checkpoint(folder / CHECKPOINTS)
     manifest = read_manifest(path)
     schema, dtype = source.schema, getattr(torch, run.dtype)
-    dim = dims(run.dim, schema)
+    dim = parse_dim(run.dim, schema)
     model = make_model(run.model, schema, dim, run.model_options()).to(dtype)
     plain = field_embeddings(model)
     assert plain is not None

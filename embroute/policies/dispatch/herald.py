@@ -10,7 +10,7 @@ from embroute.kernels.codes import FRESH, NO_HOLDER, ROW
 from embroute.kernels.jit import kernel
 from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext
 from embroute.planner.plan import Plan
-from embroute.planner.state import State, held
+from embroute.planner.state import State, held_slots
 
 
 @kernel
@@ -106,7 +106,7 @@ def degrees(state: State, samples_per_worker: int) -> F64:
     num_tables = len(state.setup.schema.tables)
     cached, rare = np.zeros(num_tables), np.zeros(num_tables)
     for worker in range(state.setup.num_workers):
-        slots, _ = held(state, worker)
+        slots, _ = held_slots(state, worker)
         rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
         tables = state.setup.table_of(rows)
         cached += np.bincount(tables, minlength=num_tables)

@@ -20,7 +20,7 @@ from embroute.kernels.touches import Lookups, touches
 from embroute.planner.interfaces import Assignment, Candidate, Dispatch, DispatchContext, WarmStart
 from embroute.planner.kernels.apply import learn_affinity
 from embroute.planner.plan import Plan, touched_rows, traffic
-from embroute.planner.setup import Setup, divide
+from embroute.planner.setup import Setup, split_quotas
 from embroute.planner.state import SearchState, State
 from embroute.policies.dispatch.block import block
 from embroute.policies.dispatch.esd import esd
@@ -71,7 +71,7 @@ def _fallbacks(context: DispatchContext, options: SearchOptions, quotas_W: I64) 
         workers = len(quotas_W)
         range_2W = share_ranges(options, np.arange(workers), workers)
         share_W = clip_shares(np.full(workers, 1 / workers, np.float32), range_2W)
-        quotas.append(divide(share_W, len(context.window.now.batch)))
+        quotas.append(split_quotas(share_W, len(context.window.now.batch)))
     for quotas_W in quotas:
         quota_context = replace(context, quotas_W=quotas_W)
         yield esd().choose(quota_context).worker_S

@@ -22,7 +22,7 @@ from embroute.kernels.array_types import F32, I32, I64
 from embroute.kernels.codes import EARLY, GRADIENT, LATE, SHARD_LINK, URGENT, VALUE, VALUE_STATE
 from embroute.planner.interfaces import DispatchContext
 from embroute.planner.kernels.cache import CachedCopies, find_copies
-from embroute.planner.setup import Setup, divide
+from embroute.planner.setup import Setup, split_quotas
 from embroute.planner.state import SearchState
 from embroute.policies.embroute.anneal import (
     FORBIDDEN,
@@ -223,7 +223,7 @@ def _quotas(setup: Setup, memory: SearchState, entries: tuple[Indexed, ...]) -> 
     share_W = memory.share_W
     sizes = [len(entry.batch) for entry in entries]
     if len(share_W) and (memory.range_2W[0] != memory.range_2W[1]).any():
-        return np.array([divide(share_W, size) for size in sizes], np.int32)
+        return np.array([split_quotas(share_W, size) for size in sizes], np.int32)
     return np.array([setup.quotas(size) for size in sizes], np.int32)
 
 
