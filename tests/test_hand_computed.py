@@ -21,7 +21,7 @@ from embroute.planner.plan import Plan, drain_transfers, traffic
 from embroute.planner.setup import Setup
 from embroute.planner.state import State
 from embroute.policies.catalog import make_policy
-from embroute.policies.dispatch.esd import cost_matrix, hybrid
+from embroute.policies.dispatch.esd import hybrid, unit_costs
 from tests.workloads import Workload, one_row_each, star
 
 Told = list[tuple[int, int, str, str, str]]
@@ -166,7 +166,7 @@ def slow_and_fast() -> Cluster:
     return Cluster(hosts, (Worker(1), Worker(2)), (0,))
 
 
-def test_esd_cost_matrix_by_hand() -> None:
+def test_esd_unit_costs_by_hand() -> None:
     """T = (1, 10). After step 0 worker 0 holds an unpushed update of row 0, worker 1 of row 1."""
     work = workload([[[0, PADDING], [1, PADDING]], [[0, 1], [2, PADDING]]])
     setup = Setup(work.setup.schema, slow_and_fast(), 4, 2, "adagrad", Size(1.0, "share"))
@@ -184,9 +184,10 @@ def test_esd_cost_matrix_by_hand() -> None:
     now = window.now
     rows = StepRows(now.rows_U, now.before_U, now.later_U, setup.arena_of(now.rows_U), 1)
     found = find_copies(state.caches.cells, now.rows_U)
-    cost_SW = cost_matrix(
+    units_SW, unit_s = unit_costs(
         DispatchContext(window, state, rows, found, np.array([1, 1]), np.empty(0, np.int32))
     )
+    cost_SW = units_SW * unit_s
     # Sample (0, 1): at worker 0 row 0 is there; row 1 costs its pull 1 and worker 1's push 10.
     # At worker 1 row 1 is there; row 0 costs its pull 10 and worker 0's push 1.
     # Row 2: nobody has it.

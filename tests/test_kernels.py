@@ -32,7 +32,7 @@ from embroute.planner.kernels.cache import (
 )
 from embroute.planner.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policies.sync.decision import touch_modes
-from embroute.policies.sync.on_demand import coming_home
+from embroute.policies.sync.on_demand import copies_to_return
 
 few = settings(max_examples=150, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -197,7 +197,7 @@ def test_touch_modes_equals_its_numpy_twin(seed: int) -> None:
 
 @given(seeds)
 @few
-def test_coming_home_equals_its_numpy_twin(seed: int) -> None:
+def test_copies_to_return_equals_its_numpy_twin(seed: int) -> None:
     _, _, made, workers, _ = draw_touches(seed)
     copies_UW = draw_cells(np.random.default_rng(seed), len(made.first_U) - 1, workers)
     pairs = set(zip(made.worker_T.tolist(), made.unique_T.tolist(), strict=True))
@@ -206,7 +206,7 @@ def test_coming_home_equals_its_numpy_twin(seed: int) -> None:
         for u, w in np.argwhere(copies_UW & codes.DIRTY).tolist()
         if any(row == u and toucher != w for toucher, row in pairs)
     ]
-    worker, unique = coming_home(made, copies_UW, sole_holders(copies_UW))
+    worker, unique = copies_to_return(made, copies_UW, sole_holders(copies_UW))
     assert list(zip(worker.tolist(), unique.tolist(), strict=True)) == expected
 
 
@@ -280,7 +280,7 @@ def test_number_touches_equals_its_numpy_twin(seed: int) -> None:
 
 @few
 @given(seeds, st.booleans())
-def test_pool_and_spread_gradients_equal_their_numpy_twins(seed: int, mean: bool) -> None:
+def test_pool_and_pool_backward_equal_their_numpy_twins(seed: int, mean: bool) -> None:
     rng = np.random.default_rng(seed)
     samples, fields, rows, width = (int(rng.integers(1, high)) for high in (6, 4, 9, 5))
     touched = int(rng.integers(0, rows + 1))

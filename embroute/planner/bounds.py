@@ -1,4 +1,4 @@
-"""A lower bound on what any exact policy moves, whatever it dispatches and evicts."""
+"""A lower bound on the traffic of any exact policy, for every dispatch and eviction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embroute.planner.setup import Setup
 
 @dataclass(frozen=True)
 class Bound:
-    """Least rows and bytes of a span, and least cost and step time they imply."""
+    """Least rows and bytes of a span, and the least cost and step time that they imply."""
 
     pulls_A: I64
     pushes_A: I64
@@ -27,17 +27,18 @@ class Bound:
 
 
 def kept_uses(uses_T: I64, next_uses: list[I64], capacity: int) -> int:
-    """Most uses that find their row still held, in one pool of `capacity` rows (see lower_bound).
+    """Most uses that find their row still cached, in one pool of `capacity` rows (see lower_bound).
 
-    `uses_T[t]`: rows used in step t. `next_uses[t]`: for the rows used last in step t, how many
-    are used next in each step; entry 0 of `next_uses` also holds rows used before the span.
+    `uses_T[t]`: rows used in step t. `next_uses[t]`: of the rows used last in step t, the number
+    used next in each step; entry 0 of `next_uses` also counts rows used before the span.
     """
     steps = len(uses_T)
-    open_until = np.zeros(steps + 1, np.int64)  # rows held for a use at step t
+    open_until = np.zeros(steps + 1, np.int64)  # rows kept for a use at step t
     kept = 0
     for step in range(steps):
         kept += int(open_until[step])
         open_until[step] = 0
+        # Too many rows: drop those with the farthest next use first (Belady).
         excess = int(uses_T[step] + open_until.sum()) - capacity
         farthest = steps
         while excess > 0 and farthest > step:
@@ -51,15 +52,17 @@ def kept_uses(uses_T: I64, next_uses: list[I64], capacity: int) -> int:
 
 @dataclass(frozen=True)
 class _Uses:
-    """Uses of a run by arena: rows per step, and when the rows of a step are used next."""
+    """Uses of the measured steps by arena."""
 
-    per_step_TA: I64
+    per_step_TA: I64  # distinct rows
     next_TAT: I64  # step, arena, step of the next use
-    new_A: I64  # of rows that nobody has used before
+    before_AT: I64  # rows of the warm-up, by step of their first measured use
+    new_A: I64  # rows that neither the warm-up nor an earlier step has used
+    samples: float  # mean of a step
 
 
-def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses, I64, float]:
-    """Uses of the measured steps, first uses of rows of the warm-up, mean samples of a step."""
+def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> _Uses:
+    """Count the uses of a run."""
     horizon = Horizon(setup.schema.num_rows, 1)
     rows_T, samples_T = [], []
     for batch in batches:
@@ -80,55 +83,55 @@ def _collect(batches: Iterator[Batch], setup: Setup, warmup: int) -> tuple[_Uses
         if step < 0:
             continue
         per_step_TA[step] = np.bincount(arena, minlength=arenas)
-        inside = last >= 0
-        np.add.at(next_TAT[:, :, step], (last[inside], arena[inside]), 1)
+        measured = last >= 0
+        np.add.at(next_TAT[:, :, step], (last[measured], arena[measured]), 1)
         earlier = (last < 0) & (last >= -warmup)
         before_AT[:, step] += np.bincount(arena[earlier], minlength=arenas)
         new_A += np.bincount(arena[last == never], minlength=arenas)
     samples = float(np.mean(samples_T[warmup:])) if steps else 0.0
-    return _Uses(per_step_TA, next_TAT, new_A), before_AT, samples
+    return _Uses(per_step_TA, next_TAT, before_AT, new_A, samples)
 
 
 def lower_bound(batches: Iterator[Batch], setup: Setup, warmup: int) -> Bound:
     """Least traffic of an exact, order-preserving policy with the same caches.
 
-    Take all n caches as one of n * C rows per arena: no policy holds more. Every use trains its
-    row, and an exact read needs the newest value at some worker. So between two uses in a row of
-    the same row, either someone holds it throughout, or its update is pushed and it is pulled
+    Take all n caches as one of n * C rows per arena: no policy caches more. Every use trains its
+    row, and an exact read needs the newest value at some worker. So between two uses of a row that
+    follow each other, either a worker keeps the row, or its update is pushed and the row is pulled
     again: one pull and one push. In step t the rows used take |U_t| places, so at most
-    n * C - |U_t| rows can be held across it. Which to hold is the packing of intervals into a
-    capacity that varies over time; dropping, whenever they are too many, those that end last
-    keeps the most of them. With k kept among N uses, at least N - k pulls and N - k pushes move.
-    Where the seed says what rows are at first, the first use of a row needs no pull. On one host
-    nobody needs a copy: rows can be trained where they lie, and nothing has to move.
+    n * C - |U_t| rows can be kept across it. The choice of rows is a packing of intervals into a
+    capacity that varies over time. To drop the intervals that end last, whenever there are too
+    many, keeps the most. With k kept among N uses, at least N - k pulls and N - k pushes move.
+    Where initial rows follow from the seed, the first use of a row needs no pull. On one host no
+    worker needs a copy: rows can be trained where they lie, and nothing has to move.
 
     The measured span starts from the best state any warm-up could leave: every row used in the
-    warm-up may be held, as far as the capacity of the steps that follow allows. The drain
-    difference is counted for policies and here: a row held dirty at the start saves its push, a
-    row dirty at the end still owes it. Cost: least bytes over the fastest link. Step time: the
-    pulls through all links at once, the compute of all workers at once, whichever is longer.
+    warm-up may be cached, as far as the capacity of the steps that follow allows. The drain
+    difference is counted for policies and here: a row dirty at the start saves its push, a row
+    dirty at the end still owes it. Cost: least bytes over the fastest link. Step time: the
+    pulls through all links at once or the compute of all workers at once, whichever is longer.
     """
-    uses, before_AT, samples = _collect(batches, setup, warmup)
+    uses = _collect(batches, setup, warmup)
     steps, arenas = uses.per_step_TA.shape
     if len(setup.cluster.used_hosts) == 1:
         nothing = np.zeros(arenas, np.int64)
-        return _price(nothing, nothing, setup, max(1, steps), samples)
+        return _price(nothing, nothing, setup, max(1, steps), uses.samples)
     capacity_A = setup.capacity_WA.sum(0)
     moved_A = np.zeros(arenas, np.int64)
     for arena in range(arenas):
         per_step = uses.per_step_TA[:, arena]
-        # A step zero that uses nothing carries what the warm-up left.
-        shifted = [before_AT[arena], *uses.next_TAT[:, arena]]
+        # A step without uses in front of the span holds the rows that the warm-up left.
+        shifted = [uses.before_AT[arena], *uses.next_TAT[:, arena]]
         following = [np.concatenate([np.zeros(1, np.int64), counts]) for counts in shifted]
         with_start = np.concatenate([np.zeros(1, np.int64), per_step])
         kept = kept_uses(with_start, following, int(capacity_A[arena]))
         moved_A[arena] = per_step.sum() - kept
     pulls_A = moved_A - uses.new_A if setup.seeded else moved_A
-    return _price(pulls_A, moved_A, setup, max(1, steps), samples)
+    return _price(pulls_A, moved_A, setup, max(1, steps), uses.samples)
 
 
 def _price(pulls_A: I64, pushes_A: I64, setup: Setup, steps: int, samples: float) -> Bound:
-    """The cheapest way the network could carry the moved rows."""
+    """The least cost and time at which the network could carry the moved rows."""
     cluster, sizes = setup.cluster, setup.record_bytes_XA
     pull_bytes = float((pulls_A * sizes[VALUE]).sum())
     push_bytes = float((pushes_A * sizes[GRADIENT]).sum())
@@ -142,5 +145,11 @@ def _price(pulls_A: I64, pushes_A: I64, setup: Setup, steps: int, samples: float
     compute_s = 0.0
     if cluster.compute_s_per_sample > 0:
         compute_s = samples / float((1 / cluster.compute_s_W).sum())
-    least_s = max(transfer_s, compute_s)
-    return Bound(pulls_A, pushes_A, pull_bytes, push_bytes, 0.0 if local else cost, least_s)
+    return Bound(
+        pulls_A=pulls_A,
+        pushes_A=pushes_A,
+        pull_bytes=pull_bytes,
+        push_bytes=push_bytes,
+        transmission_cost_s=0.0 if local else cost,
+        step_time_s=max(transfer_s, compute_s),
+    )

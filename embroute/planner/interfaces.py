@@ -146,7 +146,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Evict:
-    """Which copy leaves a full cache: copies lie in buckets, and buckets lose copies in an order."""
+    """Which copy leaves a full cache: copies lie in buckets, which lose copies in an order."""
 
     name: str
     num_buckets: int

@@ -59,6 +59,7 @@ class Setup:
                 f"--quotas needs {self.cluster.num_workers} numbers of at least 0, got "
                 f"{shown(shares)}"
             )
+        record_bytes(self.arenas, self.optimizer)  # refuses an unknown optimizer
         if self.capacity_WA.sum(1).max() > SLOT_MASK - 1:
             raise ValueError(f"--cache {self.cache}: at most {SLOT_MASK - 1} slots per worker")
 
@@ -134,11 +135,11 @@ class Setup:
 
 def slots_by_arena(size: Size, setup: Setup) -> F64:
     """Rows of each arena in some room: each arena has the same share of its rows there."""
-    rows_A = setup.rows_A
-    if size.unit == "share":
-        return size.amount * rows_A
-    row_bytes_A = setup.record_bytes_XA[VALUE_STATE] if size.unit == "bytes" else 1
-    room: F64 = size.amount * rows_A / max(1, (rows_A * row_bytes_A).sum())
+    rows_A, whole = setup.rows_A, 1
+    if size.unit != "share":
+        row_bytes_A = setup.record_bytes_XA[VALUE_STATE] if size.unit == "bytes" else 1
+        whole = max(1, int((rows_A * row_bytes_A).sum()))
+    room: F64 = size.amount * rows_A / whole
     return room
 
 

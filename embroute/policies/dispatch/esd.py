@@ -15,7 +15,7 @@ from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext
 
 
 class RowCosts(NamedTuple):
-    """What costs depend on: copies, the only holder of a row, its arena, seconds to move it."""
+    """Where a step's rows are, and the seconds to move a row over each worker's link."""
 
     copies_UW: I32
     only_U: I32
@@ -24,8 +24,8 @@ class RowCosts(NamedTuple):
 
 
 @inlined
-def _forced(rows: RowCosts, u: int, arena: int) -> float:
-    """Seconds of the pushes that a pull of a row forces."""
+def _forced_pushes(rows: RowCosts, u: int, arena: int) -> float:
+    """Seconds of the pushes that a pull of a row forces: those of its dirty copies."""
     only = rows.only_U[u]
     if only >= 0:
         dirty = rows.copies_UW[u, index(only)] & DIRTY != 0
@@ -40,17 +40,17 @@ def _forced(rows: RowCosts, u: int, arena: int) -> float:
 
 @kernel
 def _row_costs(rows: RowCosts) -> F64:
-    """What each row costs at each worker: a pull and the pushes it forces, less what is there."""
+    """Cost of each row at each worker: a pull and the pushes that it forces; nothing if fresh."""
     num_rows, num_workers = rows.copies_UW.shape
     copies_UW, seconds_AW, arena_U = rows.copies_UW, rows.seconds_AW, rows.arena_U
     cost_UW = np.empty((num_rows, num_workers))
     for u in range(num_rows):
         arena = index(arena_U[u])
-        forced = _forced(rows, index(u), arena)
+        forced = _forced_pushes(rows, index(u), arena)
         for w in range(num_workers):
             cell = copies_UW[index(u), index(w)]
-            own = 0.0 if cell & DIRTY else seconds_AW[arena, index(w)]
-            cost_UW[index(u), index(w)] = 0.0 if cell & FRESH else own + forced
+            pull = 0.0 if cell & DIRTY else seconds_AW[arena, index(w)]
+            cost_UW[index(u), index(w)] = 0.0 if cell & FRESH else pull + forced
     return cost_UW
 
 
@@ -81,17 +81,11 @@ def _units(seconds_AW: F64) -> tuple[F64, float]:
 
 
 def unit_costs(context: DispatchContext) -> tuple[F64, float]:
-    """c(i, j) of SYSTEMS in whole units, and the unit in seconds."""
-    now, found = context.window.now, context.copies
+    """c(i, j), the transfers of sample i at worker j, in units; and the unit in seconds."""
+    now, copies = context.window.now, context.copies
     units_AW, unit = _units(context.state.setup.row_seconds_AW)
-    rows = RowCosts(found.copies_UW, found.only_U, context.rows.arena_U, units_AW)
+    rows = RowCosts(copies.copies_UW, copies.only_U, context.rows.arena_U, units_AW)
     return _costs(rows, now.unique_of_lookup, now.batch.sample_offsets), unit
-
-
-def cost_matrix(context: DispatchContext) -> F64:
-    """Seconds of transfers that sample i causes if trained by worker j."""
-    costs, unit = unit_costs(context)
-    return costs * unit
 
 
 @kernel
@@ -123,9 +117,9 @@ def hybrid(cost_SW: F64, quotas_W: I64, alpha: float) -> I32:
 
 
 def prefer_blocks(cost_SW: F64, quotas_W: I64) -> F64:
-    """Whole-numbered costs, a hair lower at the worker that dealing in blocks would choose.
+    """Whole-numbered costs, a little lower at the worker that `block` would choose.
 
-    The hairs of all samples together are below one, so that they decide between optima only.
+    The discounts of all samples together are below one, so they decide between optima only.
     """
     block_S = np.repeat(np.arange(len(quotas_W)), quotas_W)
     preferred = cost_SW.copy()
@@ -138,8 +132,8 @@ def esd(alpha: float = 1.0, ties: str = "block") -> Dispatch:
 
     The body of the paper could not be obtained: the cost and the split by regret (second lowest
     minus lowest cost) are a reconstruction from its abstract. Optima are rarely unique. `ties`:
-    `block` prefers the one nearest to dealing in blocks, which keeps neighbours in time together
-    (they share rows, which the cost does not see); `any` takes whichever is found.
+    `block` prefers the optimum nearest to blocks, which keeps neighbours in time together (they
+    share rows, which the cost does not count); `any` takes the optimum that the solver finds.
     """
 
     def choose(context: DispatchContext) -> Assignment:

@@ -15,7 +15,7 @@ from embroute.planner.state import State, held_slots
 
 @kernel
 def _greedy(score_SW: I32, quotas_W: I64, first: int) -> I32:
-    """Each sample in order to the highest score with room; equal scores go in turn from `first`."""
+    """Each sample in order to the highest score with room; among equals, in turn from `first`."""
     num_samples, num_workers = score_SW.shape
     left_W = quotas_W.copy()
     worker_S = np.empty(num_samples, np.int32)
@@ -34,12 +34,12 @@ def _greedy(score_SW: I32, quotas_W: I64, first: int) -> I32:
 @kernel
 def _add_fresh(copies_UW: I32, u: int, score_SW: I32, s: int) -> None:
     for w in range(copies_UW.shape[1]):
-        score_SW[s, w] += (copies_UW[u, w] // FRESH) & 1
+        score_SW[s, w] += (copies_UW[u, w] // FRESH) & 1  # the FRESH bit as 0 or 1
 
 
 @kernel
 def _score(copies_UW: I32, only_U: I32, unique_of_lookup: I32, sample_offsets: I64) -> I32:
-    """How many of a sample's rows each worker has up to date."""
+    """Number of a sample's rows that each worker has FRESH."""
     num_workers = copies_UW.shape[1]
     score_SW = np.zeros((len(sample_offsets) - 1, num_workers), np.int32)
     counted_U = np.full(len(only_U), -1, np.int32)  # a row that a bag holds twice counts once
@@ -61,7 +61,7 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
 
     `tables`: score only that many tables, those with the highest degree of infrequency; 0 is all.
     `ties`: `rotate` starts at another worker each step (the paper's rule); `first` always prefers
-    the lowest worker number, so that samples nobody knows keep meeting on the same workers.
+    the lowest worker number, so that samples of uncached rows keep meeting on the same workers.
     """
 
     def choose(context: DispatchContext) -> Assignment:

@@ -7,6 +7,8 @@ bounded). Reading an invalid copy pushes its accumulated update, then pulls.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from embroute.kernels.array_types import I32, I64, U8
@@ -38,15 +40,23 @@ def _invalid(caches: Caches, w: int, slot: int, shard_clock: int, bound: int) ->
     return bool(clock > caches.clock_WC2[w, slot, START] + bound or shard_clock > clock + bound)
 
 
+class RowClock(NamedTuple):
+    """A row of the step, the shard's clock of it, and the bound of staleness."""
+
+    u: int
+    shard_clock: int
+    bound: int
+
+
 @kernel
 def _invalidate(
-    caches: Caches, touches: Touches, copies_UW: I32, u: int, limits: tuple[int, int], need_T: U8
-) -> int:
-    """Mark invalid copies of row u among its touchers STALE; returns the shard's clock after.
+    caches: Caches, touches: Touches, copies_UW: I32, row: RowClock, need_T: U8
+) -> None:
+    """Mark invalid copies of a row among its touchers STALE.
 
     A push advances the shard's clock, which may invalidate another toucher: repeat until none.
     """
-    shard_clock, bound = limits
+    u, shard_clock, bound = row
     changed = True
     while changed:
         changed = False
@@ -60,7 +70,6 @@ def _invalidate(
             changed = True
             if copies_UW[u, w] & DIRTY:
                 shard_clock = max(shard_clock, caches.clock_WC2[w, slot, CLOCK])
-    return shard_clock
 
 
 @kernel
@@ -70,8 +79,8 @@ def _needs(caches: Caches, touches: Touches, copies_UW: I32, rows_U: I64, bound:
         held = copies_UW[touches.unique_T[t], touches.worker_T[t]] != 0
         need_T[t] = HIT if held else MISS
     for u in range(len(rows_U)):
-        limits = (int(caches.clock_R[rows_U[u]]), bound)
-        _invalidate(caches, touches, copies_UW, u, limits, need_T)
+        row = RowClock(u, int(caches.clock_R[rows_U[u]]), bound)
+        _invalidate(caches, touches, copies_UW, row, need_T)
     return need_T
 
 
@@ -91,26 +100,25 @@ def bounded(bound: int) -> Sync:
     if bound == 0:
         return write_through()
 
-    def readable(state: State, rows: StepRows, found: CachedCopies) -> CachedCopies:
+    def readable(state: State, rows: StepRows, copies: CachedCopies) -> CachedCopies:
         # No DIRTY: another worker's pull forces no push here.
-        seen_UW = _readable(state.caches, found.copies_UW, rows.rows_U, bound)
-        return found._replace(copies_UW=seen_UW, only_U=sole_holders(seen_UW))
+        readable_UW = _readable(state.caches, copies.copies_UW, rows.rows_U, bound)
+        return copies._replace(copies_UW=readable_UW, only_U=sole_holders(readable_UW))
 
     def decide(context: SyncContext) -> Decision:
         caches, touches = context.state.caches, context.touches
         need_T = _needs(caches, touches, context.copies_UW, context.rows.rows_U, bound)
-        home = (need_T == STALE) & ((context.cell_T & DIRTY) != 0)
-        pairs = (touches.worker_T[home], touches.unique_T[home])
-        decision = make_decision(need_T, np.full(len(need_T), LOCAL, np.uint8), home=pairs)
+        # An invalid copy pushes its own updates before it pulls.
+        return_T = (need_T == STALE) & ((context.cell_T & DIRTY) != 0)
+        returned = (touches.worker_T[return_T], touches.unique_T[return_T])
+        decision = make_decision(need_T, np.full_like(need_T, LOCAL), returned=returned)
         return decision._replace(record=DELTA)
 
-    # Deltas of Adam's moments do not add up to Adam's moments.
-    refused = ("adam",)
     return Sync(
         f"het({bound})",
         decide,
         readable=readable,
         record=DELTA,
         bound=bound,
-        refused_optimizers=refused,
+        refused_optimizers=("adam",),  # deltas of its moments do not add up to its moments
     )

@@ -11,7 +11,7 @@ from embroute.kernels.memory import index
 from embroute.kernels.touches import Touches
 from embroute.planner.kernels.transfers import Decision
 
-NO_WORKERS: I32 = np.empty(0, np.int32)
+NO_INDICES: I32 = np.empty(0, np.int32)
 
 
 @kernel
@@ -29,11 +29,17 @@ def make_decision(
     need_T: U8,
     mode_T: U8,
     push_T: U8 | None = None,
-    home: tuple[I32, I32] = (NO_WORKERS, NO_WORKERS),
+    returned: tuple[I32, I32] = (NO_INDICES, NO_INDICES),
 ) -> Decision:
-    """A decision in which nothing is dropped and what comes home is value and state."""
+    """A decision that drops no copy; `returned` copies (worker, row) push value and state."""
     if push_T is None:
         push_T = np.full(len(need_T), NOTHING, np.uint8)
     return Decision(
-        need_T, mode_T, push_T, np.zeros(len(need_T), np.uint8), home[0], home[1], VALUE_STATE
+        need_T=need_T,
+        mode_T=mode_T,
+        push_T=push_T,
+        drop_T=np.zeros(len(need_T), np.uint8),
+        return_worker=returned[0],
+        return_unique=returned[1],
+        record=VALUE_STATE,
     )

@@ -33,18 +33,19 @@ from embroute.policies.sync.decision import make_decision, touch_modes
 
 
 @kernel
-def coming_home(touches: Touches, copies_UW: I32, only_U: I32) -> tuple[I32, I32]:
-    """Dirty copies of rows that someone other than their holder touches: (worker, row) pairs."""
+def copies_to_return(touches: Touches, copies_UW: I32, only_U: I32) -> tuple[I32, I32]:
+    """Dirty copies of rows that another worker than their holder touches: workers and rows."""
     first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
     num_workers = copies_UW.shape[1]
-    most = len(only_U) + num_workers * int((only_U == SEVERAL).sum())
-    worker, unique = np.empty(most, np.int32), np.empty(most, np.int32)
+    capacity = len(only_U) + num_workers * int((only_U == SEVERAL).sum())
+    worker, unique = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
     count = 0
     for u in range(len(only_U)):
         first, last = first_U[u], first_U[u + 1]
         if first == last or only_U[u] == NO_HOLDER:
             continue
         sole = worker_T[of_row_T[first]] if last - first == 1 else -1
+        # One holder to look at, or all workers if several hold the row.
         start = max(only_U[u], 0)
         for w in range(start, start + 1 if only_U[u] >= 0 else num_workers):
             if copies_UW[u, w] & DIRTY and w != sole:
@@ -54,25 +55,25 @@ def coming_home(touches: Touches, copies_UW: I32, only_U: I32) -> tuple[I32, I32
 
 
 @kernel
-def _make_new(need_T: U8, touches: Touches, number_U: I32) -> None:
-    """Rows without a number were never touched: their value is the initial one."""
+def _init_untouched(need_T: U8, touches: Touches, number_U: I32) -> None:
+    """Rows without a number were never touched: their value is the initial value."""
     for t in range(len(need_T)):
         if number_U[index(touches.unique_T[t])] == 0:
             need_T[t] = NEW
 
 
-def decide_on_demand(context: SyncContext, makes: bool = False) -> Decision:
-    """Sole touchers keep their update; rows touched by several go through the shard.
+def decide_on_demand(context: SyncContext, local_init: bool = False) -> Decision:
+    """Sole touchers keep their update; gradients of shared rows go to the shard.
 
-    `makes`: rows that nobody has trained yet are not pulled, where the seed says what they are.
+    `local_init`: untouched rows are not pulled if their initial values follow from the seed.
     """
     need_T = classify_needs(context.cell_T, FRESH)
-    if makes and context.state.setup.seeded:
-        _make_new(need_T, context.touches, context.copies.number_U)
+    if local_init and context.state.setup.seeded:
+        _init_untouched(need_T, context.touches, context.copies.number_U)
     mode_T = touch_modes(context.touches)
     push_T = np.where(mode_T == SHARED, GRADIENT, NOTHING).astype(np.uint8)
-    home = coming_home(context.touches, context.copies_UW, context.copies.only_U)
-    return make_decision(need_T, mode_T, push_T, home)
+    returned = copies_to_return(context.touches, context.copies_UW, context.copies.only_U)
+    return make_decision(need_T, mode_T, push_T, returned)
 
 
 def on_demand() -> Sync:
@@ -80,22 +81,22 @@ def on_demand() -> Sync:
     return Sync("on-demand", decide_on_demand)
 
 
-def pipelined_on_demand(makes: bool = False) -> Sync:
-    """The same, and rows that others wait for come while further ones go."""
-    decide = partial(decide_on_demand, makes=makes)
-    return Sync("streamed", decide, pipelined=True, local_init=makes)
+def pipelined_on_demand(local_init: bool = False) -> Sync:
+    """On demand, with late pulls in chunks beside the urgent pushes."""
+    decide = partial(decide_on_demand, local_init=local_init)
+    return Sync("streamed", decide, pipelined=True, local_init=local_init)
 
 
 def until_last_use(lookahead: int) -> Sync:
     """BagPipe (SOSP 2023): a copy leaves the cache after its row's last use in the window.
 
-    Rows without another use are not synchronised among workers: their gradient goes home.
+    Rows without another use are not synchronised among workers: their gradient goes to the shard.
     Reconstruction: copies move through the shards; BagPipe's trainers exchange them directly.
     """
 
     def decide(context: SyncContext) -> Decision:
         decision = decide_on_demand(context)
-        # Another part of the policy may look further ahead.
+        # The window may be longer than `lookahead`: another part of the policy may need more.
         last_T = context.rows.later_U[context.touches.unique_T] > context.rows.step + lookahead
         alone_T = decision.mode_T == EXCLUSIVE
         # A copy pulled for this step alone needs no optimizer state: the shard applies it.

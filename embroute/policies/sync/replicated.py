@@ -41,7 +41,7 @@ def _somewhere(cells: Cells, rows: I64, bit: int) -> Bools:
 
 
 def _fill(window: Window, state: State, with_batch: bool = True) -> ExtraRows:
-    """Hot rows that some worker lacks or has stale; those of the batch too, if it is a hot one."""
+    """Pull the hot rows that some worker lacks or has stale; `with_batch`: also the batch's."""
     cells, now = state.caches.cells, window.now
     hot = state.hot_rows
     lacking = hot[_not_everywhere(cells, hot, FRESH)]
@@ -50,8 +50,9 @@ def _fill(window: Window, state: State, with_batch: bool = True) -> ExtraRows:
     looked_up = np.flatnonzero(lacking_R[now.rows_U])
     lacking_R[now.rows_U] = False
     added = lacking[lacking_R[lacking]]
-    behind = np.arange(len(now.rows_U), len(now.rows_U) + len(added))
-    everywhere = np.concatenate([looked_up, behind]) if with_batch else behind
+    # Added rows follow the batch's distinct rows.
+    positions = np.arange(len(now.rows_U), len(now.rows_U) + len(added))
+    everywhere = np.concatenate([looked_up, positions]) if with_batch else positions
     return ExtraRows(added, everywhere.astype(np.int32))
 
 
@@ -59,18 +60,17 @@ def _unpushed(window: Window, state: State) -> ExtraRows:
     """Hot rows whose newest value only the replicas have and the batch does not touch."""
     hot = state.hot_rows
     dirty = hot[_somewhere(state.caches.cells, hot, DIRTY)]
-    rest = np.setdiff1d(dirty, window.now.rows_U)
-    return ExtraRows(rest, np.empty(0, np.int32))
+    return ExtraRows(np.setdiff1d(dirty, window.now.rows_U), np.empty(0, np.int32))
 
 
-def _keepers(context: SyncContext) -> tuple[I32, I32]:
-    """Dirty copies of the step's rows: the keepers of replicas."""
+def _dirty_copies(context: SyncContext) -> tuple[I32, I32]:
+    """Workers and rows of dirty copies: of each replicated row one worker pushes."""
     unique, worker = np.nonzero(context.copies_UW & DIRTY)
     return worker.astype(np.int32), unique.astype(np.int32)
 
 
 def _decide_hot(context: SyncContext) -> Decision:
-    """Rows of the batch are updated by all-reduce, added rows are only brought up to date."""
+    """Gradients of the batch's rows are all-reduced; added rows are only pulled."""
     touches = context.touches
     need_T = classify_needs(context.cell_T, FRESH)
     added_T = touches.unique_T >= len(context.window.now.rows_U)
@@ -81,8 +81,8 @@ def swapped() -> Sync:
     """FAE (VLDB 2022, arXiv 2103.00686): hot batches on replicas, cold batches through the shard.
 
     The replicas are filled before the first step. Cold to hot: every worker pulls the hot rows
-    that changed since. Hot to cold: each is pushed once. Cold batches run write-through in what
-    the hot set leaves of the cache.
+    that have changed. Hot to cold: each changed row is pushed once. Cold batches run
+    write-through in the rest of the cache.
     """
 
     def swap(window: Window, state: State) -> ExtraRows:
@@ -104,7 +104,7 @@ def swapped() -> Sync:
             return _decide_hot(context)
         decision = decide_write_through(context)
         added_T = context.touches.unique_T >= len(context.window.now.rows_U)
-        worker, unique = _keepers(context)
+        worker, unique = _dirty_copies(context)
         return decision._replace(
             mode_T=np.where(added_T, FILL, decision.mode_T).astype(np.uint8),
             push_T=np.where(added_T, NOTHING, decision.push_T).astype(np.uint8),
