@@ -18,6 +18,7 @@ RESULT_NAME = re.compile(r"(.+)-(\d{4}-\d\d-\d\d)\.md")
 RESULT_LINK = re.compile(r"benchmarks/results/([\w-]+-\d{4}-\d\d-\d\d\.md)")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 PRIVATE_FOLDER = re.compile(r"(?<![\w.])/(?:home|work|root|Users|tmp)/\S+")
+ROOMS_OF_FILES = (ROOT, ROOT / "embroute")
 SVG = "{http://www.w3.org/2000/svg}"
 
 # A phrase of README, the results page that it is taken from, and what stands there.
@@ -91,6 +92,12 @@ def test_relative_links_and_anchors_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_no_page_names_a_private_folder(page: Path) -> None:
     assert not PRIVATE_FOLDER.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`([a-z_]+/[\w/]+\.(?:py|sh))`", page.read_text())
+    assert not [name for name in named if not any((at / name).exists() for at in ROOMS_OF_FILES)]
 
 
 @pytest.mark.parametrize(("phrase", "benchmark", "source"), CLAIMS)
