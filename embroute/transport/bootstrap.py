@@ -8,6 +8,7 @@ the listener: the address by which a machine knows itself may not be the one tha
 from __future__ import annotations
 
 import fcntl
+import hmac
 import os
 import secrets
 import selectors
@@ -80,6 +81,15 @@ def host_id() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
 
 
+def _signature(secret: bytes, listener: str, text: str) -> str:
+    """Proves that a rank of the job wrote a listener's addresses.
+
+    Without it, a stranger who can write to the store could publish an address of its own under
+    the listener's identity, and relay the handshake between the two ranks.
+    """
+    return hmac.digest(secret, f"listens {listener} {text}".encode(), "sha256").hex()
+
+
 @dataclass
 class _UnprovenCaller:
     """A caller that has not proved itself yet."""
@@ -109,15 +119,16 @@ class Listener:
         local = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         local.bind(path)
         local.listen(MAX_UNPROVEN)
-        self._servers, addresses = [local], []
+        self._servers, endpoints = [local], list[str]()
         for address in local_addresses():
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             server = socket.create_server((address, 0), family=family, backlog=MAX_UNPROVEN)
             self._servers.append(self._stack.enter_context(server))
-            addresses.append(f"{address}|{server.getsockname()[1]}")
+            endpoints.append(f"{address}|{server.getsockname()[1]}")
         for server in self._servers:
             server.setblocking(False)
-        store.set(f"listens/{name}", " ".join([self._identity, host_id(), path, *addresses]))
+        text = " ".join([self._identity, host_id(), path, *endpoints])
+        store.set(f"listens/{name}", f"{_signature(self._secret, name, text)} {text}")
 
     def accept(
         self, expected: Iterable[tuple[str, str]], deadline: float
@@ -218,14 +229,15 @@ class _UnprovenCallers:
 def dial(
     store: JobStore, listener: str, kinds: Sequence[str], name: str, timeout_s: float
 ) -> dict[str, socket.socket]:
-    """Connect to a listening rank, once for each kind of channel."""
-    identity, addresses = _published(store, listener)
+    """Connect to a rank that listens, once for each kind of message."""
     secret, failed, sockets = job_secret(), [], dict[str, socket.socket]()
-    for address in addresses:
+    identity, goals = _published(store, listener, secret)
+    deadline = time.monotonic() + timeout_s
+    for goal in goals:
         try:
             for kind in kinds[len(sockets) :]:
                 caller = CallerHandshake(secret, identity, kind, name)
-                sockets[kind] = _call(address, caller, timeout_s)
+                sockets[kind] = _call(_connected(goal, deadline), caller, timeout_s)
             return sockets
         except OSError as error:
             host = address if isinstance(address, str) else address[0]
@@ -238,37 +250,51 @@ def dial(
     )
 
 
-def _published(store: JobStore, listener: str) -> tuple[str, list[Address]]:
-    """A listener's identity and addresses; its path only if this process is on the same host."""
+def _published(store: JobStore, listener: str, secret: bytes) -> tuple[str, list[Address]]:
+    """A listener's identity and addresses; its path only where this process can see it."""
     try:
-        identity, host, path, *pairs = store.get(f"listens/{listener}").decode().split()
-        network: list[Address] = []
-        for address, port in (pair.split("|") for pair in pairs):
-            network.append((address, int(port)))
+        published = store.get(f"listens/{listener}").decode(errors="replace")
     except RuntimeError:  # the store's time-out
         raise LostPeerError(
             f"lost {listener}: it does not listen; all ranks must exchange by the same means"
         ) from None
-    except ValueError:  # of decoding, or of another number of words
-        raise LostPeerError(f"lost {listener}: the job's store was written to by others") from None
+    signature, _, text = published.partition(" ")
+    expected = _signature(secret, listener, text)
+    if not hmac.compare_digest(signature.encode(), expected.encode()):
+        raise LostPeerError(
+            f"lost {listener}: its address in the job's store is not signed with the job's secret; "
+            f"a stranger wrote it, or the ranks have different secrets"
+        )
+    identity, host, path, *endpoints = text.split()
+    pairs = [endpoint.split("|") for endpoint in endpoints]
+    network: list[Address] = [(address, int(port)) for address, port in pairs]
     return identity, [path, *network] if host == host_id() else network
 
 
-def _connected(address: Address) -> socket.socket:
-    if not isinstance(address, str):
-        return socket.create_connection(address, ATTEMPT_S)
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.connect(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def _connected(goal: Address, deadline: float) -> socket.socket:
+    """A connection to a path or an address of a network.
+
+    Strangers may fill the listener's queue of connections before it begins to accept them: then a
+    call gets no answer at first, and is repeated until the deadline.
+    """
+    if isinstance(goal, str):
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(goal)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    while True:
+        try:
+            return socket.create_connection(goal, ATTEMPT_S)
+        except TimeoutError:
+            if time.monotonic() > deadline:
+                raise
 
 
-def _call(address: Address, caller: CallerHandshake, timeout_s: float) -> socket.socket:
-    sock = _connected(address)
-    sock.settimeout(timeout_s)  # the listener may be busy with its own calls
+def _call(sock: socket.socket, caller: CallerHandshake, timeout_s: float) -> socket.socket:
+    sock.settimeout(timeout_s)  # the other end may be busy with its own calls
     try:
         sock.sendall(caller.hello)
         sock.sendall(caller.answer(sock.recv(handshake.REPLY_BYTES, socket.MSG_WAITALL)))

@@ -28,7 +28,7 @@ FOLDER, LAUNCHER, RUN_ID = "EMBROUTE_JOB_FOLDER", "EMBROUTE_LAUNCHER", "EMBROUTE
 SHARDS_VARIABLE = "EMBROUTE_SHARDS"  # set by `embroute run`
 SECRET, SECRET_FILE = "EMBROUTE_SECRET", "EMBROUTE_SECRET_FILE"
 RESTART = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun and by our own launcher
-MIN_SECRET_BYTES = 16
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096  # bytes of a secret
 STORE_POLL_S = 0.005
 BACKLOG = 4096  # ranks that may connect to the store at the same time
 
@@ -160,7 +160,10 @@ def job_secret() -> bytes:
 
 
 def _checked(text: str) -> bytes:
-    secret = text.strip().encode()
+    try:
+        secret = text.strip().encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{SECRET} must be UTF-8 text, got other bytes") from None
     if len(secret) < MIN_SECRET_BYTES:
         raise ValueError(f"{SECRET} has {len(secret)} bytes, it needs at least {MIN_SECRET_BYTES}")
     return secret
@@ -168,8 +171,12 @@ def _checked(text: str) -> bytes:
 
 def _secret_in(path: Path) -> str:
     try:
-        mode, text = path.stat().st_mode, path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError("not a regular file")
+        with path.open("rb") as file:
+            text = file.read(MAX_SECRET_BYTES).decode()
+    except (OSError, ValueError) as error:
         raise ValueError(f"{SECRET_FILE}={path}: {error}") from None
     if mode & 0o077:
         raise ValueError(f"{SECRET_FILE}={path}: mode {mode & 0o777:o} lets others read it: 600")

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,9 @@ STORE = PrefixStore("job", HashStore())
 
 def visit() -> socket.socket:
     """A stranger's connection to the listener, by the way that its peer takes."""
-    _, _, path, *addresses = STORE.get("listens/a").decode().split()
-    if addresses:
-        address, port = addresses[0].split("|")
+    _, _, _, path, *endpoints = STORE.get("listens/a").decode().split()
+    if endpoints:
+        address, port = endpoints[0].split("|")
         return socket.create_connection((address, int(port)), 5)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(path)
@@ -164,6 +165,60 @@ def test_listener_accepts_the_peer_beside_too_many_connections(
         sock.close()
 
 
+def test_a_full_queue_of_connections_does_not_keep_the_peer_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers connect before the listener accepts anyone: the peer's first call is lost."""
+    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
+    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+    monkeypatch.setattr(bootstrap, "VISITORS", 4)
+    monkeypatch.setattr(bootstrap, "TRY_S", 0.2)
+    listener = Listener(STORE, "a")
+    address, port = STORE.get("listens/a").decode().split()[4].split("|")
+    silent = [socket.socket() for _ in range(20)]
+    for sock in silent:
+        sock.setblocking(False)
+        sock.connect_ex((address, int(port)))
+    with pytest.raises(TimeoutError):
+        socket.create_connection((address, int(port)), 0.2)
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(dial, STORE, "a", ["rows"], "b", 20)
+        time.sleep(0.5)
+        accepted = listener.accept([WANTED], time.monotonic() + 20)
+        sockets = called.result(20)
+    assert (accepted.keys(), sockets.keys()) == ({WANTED}, {"rows"})
+    for sock in (*silent, *accepted.values(), *sockets.values()):
+        sock.close()
+    listener.close()
+
+
+def test_an_address_that_the_job_did_not_sign_is_not_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stranger writes its own address into the store, to relay the handshake of two ranks."""
+    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
+    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+    with closing(Listener(STORE, "a")), socket.create_server(("127.0.0.1", 0)) as relay:
+        relay.settimeout(0.2)
+        *record, _ = STORE.get("listens/a").decode().split()
+        port = relay.getsockname()[1]
+        STORE.set("listens/a", " ".join([*record, f"127.0.0.1|{port}"]))
+        with pytest.raises(LostPeerError, match="not signed with the job's secret"):
+            dial(STORE, "a", ["rows"], "b", 1)
+        with pytest.raises(TimeoutError):
+            relay.accept()
+
+
+def test_the_signature_of_one_listener_is_no_signature_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bootstrap, "local_addresses", list)
+    with closing(Listener(STORE, "a")):
+        STORE.set("listens/c", STORE.get("listens/a").decode())
+        with pytest.raises(LostPeerError, match=r"lost c: .*not signed"):
+            dial(STORE, "c", ["rows"], "b", 1)
+
+
 def test_unexpected_caller_is_refused(listener: Listener) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(listener.accept, [WANTED], time.monotonic() + 1)
@@ -214,7 +269,9 @@ def test_bad_addresses_in_the_store_are_refused() -> None:
     ("variable", "value", "message"),
     [
         ("EMBROUTE_SECRET", "short", "has 5 bytes, it needs at least 16"),
+        ("EMBROUTE_SECRET", "\udcff" * 32, "EMBROUTE_SECRET must be UTF-8 text"),
         ("EMBROUTE_SECRET_FILE", "/nowhere/secret", "EMBROUTE_SECRET_FILE=/nowhere/secret: .*No"),
+        ("EMBROUTE_SECRET_FILE", "/dev/zero", "EMBROUTE_SECRET_FILE=/dev/zero: not a regular file"),
         ("", "", "EMBROUTE_SECRET is not set: ranks on several machines need a common secret"),
     ],
 )
