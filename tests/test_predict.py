@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from embroute.cli.main import cli
+from embroute.cli.options import replacing
 from embroute.launch.in_process import run_in_process
 from embroute.train.loop import metrics_of, train_rank
 from embroute.train.run_file import RUN_FILE, RunFile
@@ -70,3 +74,28 @@ def test_predict_refuses_a_folder_without_a_run(tmp_path: Path) -> None:
     assert isinstance(result.exception, ValueError)
     assert "no run.yaml here" in str(result.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_predict_keeps_links_and_writes_into_pipes(tmp_path: Path) -> None:
+    """A file renamed over a device, a pipe or a link would remove it."""
+    target, link = tmp_path / "target.csv", tmp_path / "link.csv"
+    target.write_text("old")
+    link.symlink_to(target)
+    with replacing(link) as file:
+        assert target.read_text() == "old"
+        file.write("score\n")
+    assert link.is_symlink()
+    assert target.read_text() == "score\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(pipe.read_text)
+        with replacing(pipe) as file:
+            file.write("score\n")
+        assert said.result(10) == "score\n"
+    assert pipe.is_fifo()
+    with suppress(RuntimeError), replacing(target) as file:
+        file.write("half")
+        raise RuntimeError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "pipe", "target.csv"]
+    assert target.read_text() == "score\n"

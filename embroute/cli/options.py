@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 import click
 
@@ -212,6 +212,27 @@ def naming_output(option: str, path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, error.filename or f"{option} {path}") from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A text file that takes the place of an older one once it is whole.
+
+    A link keeps its place: the file that it points to is replaced. A device or a pipe is written
+    to, since renaming a file over it would remove it.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def workload_from(options: JobOptions, source: Source) -> Workload:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 import click
 
-from embroute.cli.options import limited, naming_output, output_file
+from embroute.cli.options import limited, naming_output, output_file, replacing
 from embroute.kernels.array_types import F32
 
 
@@ -37,14 +37,8 @@ def predict_command(
     from embroute.train.scorer import ScoreRequest, predictions
 
     output_file("--out", out)
-    partial = out.with_name(out.name + ".partial")
-    try:
-        with naming_output("--out", out):
-            with partial.open("w", encoding="utf-8") as file:
-                count = _write(file, predictions(run, ScoreRequest(data, part, unlabelled), batch))
-            partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with naming_output("--out", out), replacing(out) as file:
+        count = _write(file, predictions(run, ScoreRequest(data, part, unlabelled), batch))
     click.echo(f"written: {out} ({count} samples)", err=True)
 
 
