@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
+import subprocess
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +59,26 @@ def test_temporary_files_are_deleted_with_the_source() -> None:
     del ordered
     gc.collect()
     assert not folder.exists()
+
+
+def test_temporary_files_of_a_killed_process_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = (
+        "import os, signal\n"
+        "from embroute.config.scratch import scratch_folder\n"
+        "with scratch_folder('sort', large=True) as folder:\n"
+        "    (folder / 'run-0').write_text('rows')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tmp_path.rglob("run-0"))
+    ordered = SortedSamples(pieces_of([3, 1, 2], 2), Counter(), RunSizes(2, 1))
+    folders = [path for path in tmp_path.rglob("sort-*") if path.is_dir()]
+    assert folders == [ordered.folder]
 
 
 def whole(path: Path, time: str | None, skip: bool = False) -> Batch:

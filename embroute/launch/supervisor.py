@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from embroute.config.scratch import scratch_folder
 from embroute.launch.exit import PERMANENT, TRY_AGAIN, reason_file
 from embroute.launch.rank import rank_names
 from embroute.transport.job_store import (
@@ -29,7 +30,6 @@ from embroute.transport.job_store import (
     SECRET,
     SHARDS_VARIABLE,
     new_run_id,
-    scratch_folder,
 )
 
 SAVING_S = 3600.0  # time for the checkpoint after a signal

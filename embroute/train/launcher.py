@@ -8,11 +8,11 @@ from pathlib import Path
 
 from embroute.checkpoint.folders import check_start, latest_checkpoint, remove_leftovers, step_of
 from embroute.checkpoint.locks import FolderLock
+from embroute.config.scratch import scratch_folder
 from embroute.data.open import check_data
 from embroute.launch.supervisor import Program, RunFailedError, StoppedError, supervise
 from embroute.nn.job import check_device
 from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
-from embroute.transport.job_store import scratch_folder
 
 
 def launch(run: RunFile) -> None:

@@ -22,10 +22,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
+from embroute.config.scratch import scratch_folder
 from embroute.transport import handshake
 from embroute.transport.handshake import CallerHandshake, HandshakeError, ListenerHandshake
 from embroute.transport.interface import LostPeerError
-from embroute.transport.job_store import JobStore, job_secret, on_one_machine, scratch_folder
+from embroute.transport.job_store import JobStore, job_secret, on_one_machine
 from embroute.transport.sockets import SocketChannel
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  # as for torch's own connections
@@ -240,7 +241,7 @@ def dial(
                 sockets[kind] = _call(_connected(goal, deadline), caller, timeout_s)
             return sockets
         except OSError as error:
-            host = address if isinstance(address, str) else address[0]
+            host = goal if isinstance(goal, str) else goal[0]
             failed.append(f"{host} ({error.strerror or error})")
     for sock in sockets.values():
         sock.close()

@@ -7,21 +7,19 @@ it, so its texts are neither trusted nor unpickled.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-import shutil
 import socket
 import stat
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from embroute.config.scratch import user_folder
 
 # Set by our own launcher.
 FOLDER, LAUNCHER, RUN_ID = "EMBROUTE_JOB_FOLDER", "EMBROUTE_LAUNCHER", "EMBROUTE_RUN_ID"
@@ -200,61 +198,3 @@ def _secret_of_user() -> bytes:
 def names_by_rank(store: JobStore, size: int) -> Sequence[str]:
     """The name that each rank has published."""
     return [store.get(f"rank/{rank}").decode(errors="replace") for rank in range(size)]
-
-
-RUNTIME = "XDG_RUNTIME_DIR"  # a user's private folder, if the system has one
-OWNER_LOCK = "lock"
-_MAX_LENGTH = 70  # characters; the path of a socket may have 107 in all
-
-
-def user_folder() -> Path:
-    """The folder of this user's jobs, mode 0700; refused if another user could write to it."""
-    path = _temporary_folder() / f"embroute-{os.getuid()}"
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    status = path.lstat()
-    private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
-    if not private or status.st_uid != os.getuid():
-        raise ValueError(
-            f"{path}: must be a folder of mode 0700 that belongs to user {os.getuid()}; remove it, "
-            f"or set TMPDIR to a folder of your own"
-        )
-    return path
-
-
-def _temporary_folder() -> Path:
-    """A writable folder whose path leaves room for a socket's name."""
-    for name in (os.environ.get(RUNTIME, ""), tempfile.gettempdir()):
-        if name and len(name) <= _MAX_LENGTH and os.access(name, os.W_OK | os.X_OK):
-            return Path(name)
-    return Path("/tmp")
-
-
-@contextmanager
-def scratch_folder(kind: str) -> Iterator[Path]:
-    """A new private folder that is removed with its owner; removes those of dead owners too.
-
-    The kernel releases the lock in a folder when its owner dies.
-    """
-    parent = user_folder()
-    with (parent / OWNER_LOCK).open("w") as parent_lock:
-        # Without this lock, another process could remove the new folder before it is locked.
-        fcntl.flock(parent_lock, fcntl.LOCK_EX)
-        _remove_abandoned(parent)
-        path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=parent))
-        lock = (path / OWNER_LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    with lock:
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for path in parent.iterdir():
-        if not path.is_dir():
-            continue
-        with suppress(OSError), (path / OWNER_LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)

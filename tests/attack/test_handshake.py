@@ -171,8 +171,8 @@ def test_a_full_queue_of_connections_does_not_keep_the_peer_out(
     """Strangers connect before the listener accepts anyone: the peer's first call is lost."""
     monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
     monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
-    monkeypatch.setattr(bootstrap, "VISITORS", 4)
-    monkeypatch.setattr(bootstrap, "TRY_S", 0.2)
+    monkeypatch.setattr(bootstrap, "MAX_UNPROVEN", 4)
+    monkeypatch.setattr(bootstrap, "ATTEMPT_S", 0.2)
     listener = Listener(STORE, "a")
     address, port = STORE.get("listens/a").decode().split()[4].split("|")
     silent = [socket.socket() for _ in range(20)]

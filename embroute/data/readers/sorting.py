@@ -6,16 +6,16 @@ object that reads them.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from embroute.config.scratch import scratch_folder
 from embroute.data.batch import Batch, concat
 from embroute.data.readers.decode import Keyed
 
@@ -49,8 +49,9 @@ class SortedSamples:
         self, pieces: Iterator[Keyed], bad_rows: Counter[str], sizes: RunSizes | None = None
     ) -> None:
         sizes = sizes or RunSizes()
-        self.folder = Path(tempfile.mkdtemp(prefix="embroute-sort-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        stack = ExitStack()
+        self.folder = stack.enter_context(scratch_folder("sort", large=True))
+        weakref.finalize(self, stack.close)
         runs = [
             _store(run, self.folder / f"run-{number}", sizes.block)
             for number, run in enumerate(_runs(pieces, sizes.run))
