@@ -7,10 +7,12 @@ every few seconds, and another machine takes it over only after the renewals sto
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 LOCK_FILE = "embroute.lock"
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # a link, a folder, a socket or a pipe
 RECORD_BYTES = 512  # a fixed size: one pwrite replaces the record, and readers see a whole one
 RENEWAL_S = 2.0
 LEASE_S = 10.0  # after so long without a renewal, a holder on another machine counts as dead
@@ -94,7 +97,7 @@ class FolderLock:
     def _open(self) -> int:
         """The lock's file, locked."""
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = self._open_file()
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -108,6 +111,25 @@ class FolderLock:
                 if os.path.samestat(os.fstat(file), os.stat(self._path)):
                     return file
             os.close(file)
+
+    def _open_file(self) -> int:
+        """The lock's file. A link or a pipe in its place is refused, not followed or waited for."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            file = os.open(self._path, flags, 0o644)
+        except OSError as error:
+            if isinstance(error, PermissionError) or error.errno not in _NO_FILE:
+                raise
+            raise self._not_a_file() from None
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+        raise self._not_a_file()
+
+    def _not_a_file(self) -> ValueError:
+        return ValueError(
+            f"{self._option} {self.folder}: {LOCK_FILE} in it must be a regular file; remove it"
+        )
 
     def _refusal(self, other: Holder | None) -> ValueError:
         return ValueError(

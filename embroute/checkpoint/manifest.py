@@ -184,8 +184,9 @@ def _fields(path: Path) -> dict[str, Json]:
     rest = raw[len(_START) + SUM_DIGITS :]
     has_checksum = raw == _START + checksum(rest).encode() + rest
     version, stated = fields.pop("version", None), fields.pop("checksum", None)
-    # A wrong checksum means damage, also of the version. Another version may have no checksum.
-    if version != VERSION and (has_checksum or stated is None):
+    # A wrong checksum means damage, also of the version. Version 1 had no checksum.
+    other_version = isinstance(version, int) and version != VERSION
+    if other_version and (has_checksum or stated is None):
         raise VersionError(f"{file} has version {brief(version)}, this program reads {VERSION}")
     if not has_checksum:
         raise ValueError("it does not have its checksum")

@@ -130,3 +130,14 @@ def test_lock_without_flock_follows_the_living_process(
         with FolderLock("--out", tmp_path, "second"):
             pass
     assert os.listdir(tmp_path) in ([], [LOCK_FILE])
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_lock_that_is_no_file_is_refused_and_left_alone(kind: str, tmp_path: Path) -> None:
+    path, other = tmp_path / LOCK_FILE, tmp_path / "other"
+    other.write_text("kept")
+    make = {"link": lambda: path.symlink_to(other), "pipe": lambda: os.mkfifo(path)}
+    make.get(kind, path.mkdir)()
+    with pytest.raises(ValueError, match=r"--out .*: embroute.lock in it must be a regular file"):
+        FolderLock("--out", tmp_path, "second").__enter__()
+    assert other.read_text() == "kept"
