@@ -88,7 +88,7 @@ def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
 
 def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
     """How a process ends that gets a signal in the middle of nothing."""
-    ours = "from embroute.launch.exit import end_clearly; end_clearly('worker0')"
+    ours = "from embroute.launch.exit import install_exit_hooks as hooks; hooks('worker0')"
     lines = ["import signal, time", before, ours, "print('here', flush=True)", "time.sleep(60)"]
     run = begin([sys.executable, "-c", "\n".join(lines)])
     assert run.stdout is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -26,8 +27,9 @@ from embroute.engine.control import Verb, receive_message, send_all
 from embroute.launch.rank import COORDINATOR
 from embroute.launch.rendezvous import EXCHANGE
 from embroute.transport import bootstrap
-from embroute.transport.bootstrap import Links, Listener, dial, open_channels
+from embroute.transport.bootstrap import Links, Listener, _signature, dial, open_channels
 from embroute.transport.interface import LostPeerError, Message
+from embroute.transport.job_store import job_secret
 from embroute.transport.socket_io import DONE, IN, IOVECS, LEFT, OUT, progress, try_send
 from embroute.transport.sockets import MESSAGES_AT_FIRST, SocketChannel
 
@@ -253,15 +255,15 @@ def test_signal_ends_a_rank_that_waits_for_a_message() -> None:
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == b"waits\n"
         time.sleep(0.5)
-        waiting.send_signal(2)
-        assert waiting.wait(20) != 0
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(20) == -signal.SIGINT
 
 
 def test_dial_tries_the_next_address_of_a_peer(
     store: PrefixStore, apart: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = Listener(store, "a")
-    identity, host, path, place = store.get("listens/a").decode().split()
+    _, identity, host, path, place = store.get("listens/a").decode().split()
     port = place.partition("|")[2]
     with socket.create_server(("127.0.0.2", int(port))) as other:  # another program has the port
 
@@ -270,8 +272,9 @@ def test_dial_tries_the_next_address_of_a_peer(
                 sock, _ = other.accept()
                 sock.close()
 
-        addresses = " ".join(f"127.0.0.{last}|{port}" for last in (3, 2, 1))
-        store.set("listens/a", f"{identity} {host} {path} {addresses}")
+        endpoints = " ".join(f"127.0.0.{last}|{port}" for last in (3, 2, 1))
+        text = f"{identity} {host} {path} {endpoints}"
+        store.set("listens/a", f"{_signature(job_secret(), 'a', text)} {text}")
         found = together(
             {
                 "a": lambda: listener.accept([("rows", "b")], time.monotonic() + 20),
