@@ -13,6 +13,7 @@ import socket
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol

@@ -186,7 +186,7 @@ def test_a_full_queue_of_connections_does_not_keep_the_peer_out(
         time.sleep(0.5)
         accepted = listener.accept([WANTED], time.monotonic() + 20)
         sockets = called.result(20)
-    assert (accepted.keys(), sockets.keys()) == ({WANTED}, {"rows"})
+    assert (list(accepted), list(sockets)) == ([WANTED], ["rows"])
     for sock in (*silent, *accepted.values(), *sockets.values()):
         sock.close()
     listener.close()

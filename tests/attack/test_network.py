@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -32,7 +33,7 @@ class Stranger:
     def __init__(self, run: subprocess.Popen[str], runtime: Path | None = None) -> None:
         self._run, self._runtime, self._over = run, runtime, threading.Event()
         self.places: set[Place] = set()
-        self.modes: dict[str, int] = {}
+        self.modes: dict[str, int] = {}  # of the folders of Unix sockets
         self.sent = 0
         self._open: deque[socket.socket] = deque()
         self._threads = [threading.Thread(target=work) for work in (self._look, self._attack)]
@@ -41,7 +42,11 @@ class Stranger:
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
-            self.places |= set(listening(self._run.pid))
+            now = set(listening(self._run.pid))
+            for folder in {os.path.dirname(place.address) for place in now if not place.port}:
+                with suppress(OSError):  # removed meanwhile
+                    self.modes[folder] = stat.S_IMODE(os.stat(folder).st_mode)
+            self.places |= now
 
     def _attack(self) -> None:
         """Ranks listen for some milliseconds only, so look for their sockets without a pause."""
@@ -52,9 +57,6 @@ class Stranger:
                     self._visit(place, kinds[self.sent % len(kinds)])
 
     def _visit(self, place: Place, send: Callable[[socket.socket], object]) -> None:
-        if not place.port:
-            folder = os.path.dirname(place.address)
-            self.modes[folder] = stat.S_IMODE(os.stat(folder).st_mode)
         sock = place.connect()
         self._keep(sock)
         self.sent += 1
@@ -80,12 +82,44 @@ class Stranger:
             sock.close()
 
 
+def test_the_scanner_sees_a_socket_on_all_addresses() -> None:
+    code = (
+        "import socket\n"
+        "server = socket.create_server(('0.0.0.0', 0))\n"
+        "print(server.getsockname()[1], flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        place = Place("0.0.0.0", int(process.stdout.readline()))
+        assert place in set(listening(process.pid))
+        assert not place.is_loopback
+        process.communicate("\n")
+
+
+def _hold_a_rank(run: subprocess.Popen[str], stranger: Stranger) -> None:
+    """Stop a rank while it starts, until every kind of garbage has come to those that wait."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            held = pid_of(run, "worker1")
+            break
+        time.sleep(0.01)
+    os.kill(held, signal.SIGSTOP)
+    while stranger.sent < 2 * len(GARBAGE) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(held, signal.SIGCONT)
+
+
 def test_job_listens_only_locally_and_garbage_changes_no_bit(tmp_path: Path, runtime: Path) -> None:
     """While ranks start, while they run, and while they start again after one was killed."""
     code, output = finish(start(tmp_path / "calm", steps=600))
     assert code == 0, output
     run = start(tmp_path / "attacked", "--restarts", "1", steps=600)
     stranger = Stranger(run, runtime)
+    _hold_a_rank(run, stranger)
     wait_for_checkpoint(run, tmp_path / "attacked")
     os.kill(pid_of(run, "worker1"), signal.SIGKILL)
     code, output = finish(run)
@@ -95,7 +129,8 @@ def test_job_listens_only_locally_and_garbage_changes_no_bit(tmp_path: Path, run
     assert_same(tmp_path / "attacked", tmp_path / "calm")
     network = {place for place in stranger.places if place.port}
     assert all(place.is_loopback for place in network), network
-    assert stranger.sent > 4  # ranks listen for milliseconds; test_handshake tries every kind
+    assert any(not place.port for place in stranger.places)  # the scanner sees the job
+    assert stranger.sent >= 2 * len(GARBAGE)
     assert set(stranger.modes.values()) == {0o700}, stranger.modes
     assert [path.name for path in runtime.rglob("*")] == [f"embroute-{os.getuid()}", "lock"]
 

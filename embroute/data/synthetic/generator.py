@@ -98,12 +98,12 @@ class SyntheticSource:
         """CHUNK_SAMPLES samples; `start` is the time of the first."""
         knobs, shape = self.knobs, (CHUNK_SAMPLES, len(self.preset.fields))
         bits = random.integers(2**64, size=shape, dtype=np.uint64)
-        sharding = random.random((CHUNK_SAMPLES, 2))
+        positions = random.random((CHUNK_SAMPLES, 2))
         parent = _parents(random, knobs.sessions, knobs.gap)
         mixing = (knobs.groups, knobs.correlation, start, knobs.drift / 1e6)
         rows = np.empty(shape, np.int64)
-        sample_rows(bits, sharding, parent, self._laws, mixing, rows)
-        return one_hot(rows, self._dense(random, (sharding * knobs.groups).astype(np.int64)))
+        sample_rows(bits, positions, parent, self._laws, mixing, rows)
+        return one_hot(rows, self._dense(random, (positions * knobs.groups).astype(np.int64)))
 
     def _dense(self, random: np.random.Generator, groups: I64) -> F32:
         """Log1p of log-normal columns; their means follow the user's or the item's group."""
