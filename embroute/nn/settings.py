@@ -106,6 +106,8 @@ def _policy(name: str, value: object) -> None:
 def _cache(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, Size | str | int | float):
         raise ValueError(f"{name} must look like 0.1, '10%' or '256MB', got {shown(value)}")
+    if isinstance(value, int):
+        Limit(0, 10**15, whole=True).check(name, value)
     if not isinstance(value, Size):
         parse_size(name, str(value))
 
@@ -139,7 +141,7 @@ def _extras(name: str, value: object) -> None:
 
 
 def _debug(name: str, value: object) -> None:
-    if value not in DEBUG:
+    if not isinstance(value, str) or value not in DEBUG:
         raise ValueError(f"{name} must be one of {', '.join(DEBUG)}, got {shown(value)}")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from embroute.config.cluster import Cluster, uniform_cluster
-from embroute.config.spec import LARGEST_SEED
+from embroute.config.spec import LARGEST_SEED, shown
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
 from embroute.nn.prepare import prepare
@@ -105,11 +105,14 @@ SETTINGS: list[tuple[str, object, str]] = [
     ("extras", {3: nn.Linear(1, 1)}, "extras= a name must be a text, got 3"),
     ("stop", 3, "stop= must be a threading.Event, got 3"),
     ("debug", 3, "debug= must be one of steps, versions, got 3"),
+    ("debug", np.array([1, 2]), "debug= must be one of steps, versions, got array([1, 2])"),
+    ("cache", 10**5000, "cache= must be a whole number of at most 1000000000000000, got a huge"),
+    ("cache", -1, f"cache= must be {WHOLE} 0, got -1"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"), SETTINGS, ids=[f"{n}={v!r:.30}" for n, v, _ in SETTINGS]
+    ("name", "value", "message"), SETTINGS, ids=[f"{n}={shown(v):.30}" for n, v, _ in SETTINGS]
 )
 def test_bad_setting_is_refused_before_the_job(name: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
@@ -211,6 +214,12 @@ def test_optimizer_that_does_not_fit_the_model_is_refused(
 @pytest.mark.parametrize("loader", [3, None, object(), "abc", {"a": 1}, list, lambda: STREAM])
 def test_loader_without_batches_is_refused(loader: object) -> None:
     with pytest.raises(TypeError, match="loader must give batches when iterated over"):
+        job({}, loader=loader)
+
+
+@pytest.mark.parametrize("loader", [[], iter([])])
+def test_empty_loader_is_refused(loader: object) -> None:
+    with pytest.raises(ValueError, match="the loader is empty: it gave no batch at all"):
         job({}, loader=loader)
 
 
