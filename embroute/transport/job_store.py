@@ -21,6 +21,7 @@ from typing import Protocol
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from embroute.config.scratch import user_folder
+from embroute.transport.interface import LostPeerError
 
 # Set by our own launcher.
 FOLDER, LAUNCHER, RUN_ID = "EMBROUTE_JOB_FOLDER", "EMBROUTE_LAUNCHER", "EMBROUTE_RUN_ID"
@@ -66,7 +67,10 @@ class FolderStore:
             partial.write_text(value)
             partial.replace(path)
         except OSError as error:
-            raise RuntimeError(f"the job's folder {self.folder} is gone: {error}") from None
+            # The launcher has ended, and another job's start has removed its folder.
+            raise LostPeerError(
+                f"lost the launcher: its folder is gone ({error.strerror})"
+            ) from None
 
     def get(self, key: str) -> bytes:
         """Wait for a text."""

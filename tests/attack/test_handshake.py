@@ -309,3 +309,10 @@ def test_secret_of_one_machine_is_readable_only_by_its_user(
     assert first == job_store.job_secret()
     path = runtime / f"embroute-{os.getuid()}" / "secret"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_store_whose_folder_is_gone_names_the_launcher(tmp_path: Path) -> None:
+    store = job_store.FolderStore(tmp_path / "job", 1)
+    (tmp_path / "job").rmdir()
+    with pytest.raises(LostPeerError, match="lost the launcher: its folder is gone"):
+        store.set("rank/0", "worker0")
