@@ -68,7 +68,7 @@ def wish_of(ask: Ask, network: str, source: Source) -> Constraints:
         allow_reorder=False,
         out=None,
     )
-    wish = asked.wish(source)
+    wish = asked.constraints(source)
     if not ask.scarce:
         return wish
     row_bytes = float(wish.setup.record_bytes_XA[VALUE_STATE].max())

@@ -46,8 +46,8 @@ from embroute.simulate.advisor import (
 )
 from embroute.simulate.simulation import Outcome
 
-SHOWN = 6
-PACED = {"embroute": DEFAULT_POLICY}  # as in training by default
+MAX_SHOWN = 6
+TRAINED_AS = {"embroute": DEFAULT_POLICY}  # the policy that `train` uses by default
 
 
 def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
@@ -73,13 +73,14 @@ def dense_bytes(model: str, source: Source, dim: str) -> float:
     from embroute.models.registry import ModelOptions, make_model
 
     options = ModelOptions(table_device="meta")
-    made = make_model(model, source.schema, parse_dim(dim, source.schema), options)
-    return float(sum(4 * p.numel() for p in made.parameters() if p.device.type != "meta"))
+    network = make_model(model, source.schema, parse_dim(dim, source.schema), options)
+    # The tables are on the meta device; every other parameter is dense, in float32.
+    return float(sum(4 * p.numel() for p in network.parameters() if p.device.type != "meta"))
 
 
 @contextmanager
 def _ticking() -> Iterator[Callable[[Constraints], Tick]]:
-    """A bar of what is being tried, on a terminal; its length follows from the wish."""
+    """A progress bar, on a terminal only; its length follows from the constraints."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description:40.40}"),
@@ -91,8 +92,8 @@ def _ticking() -> Iterator[Callable[[Constraints], Tick]]:
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("reading", total=None)
 
-        def begin(wish: Constraints) -> Tick:
-            progress.update(task, total=stages(wish))
+        def begin(constraints: Constraints) -> Tick:
+            progress.update(task, total=stages(constraints))
             return lambda text: progress.update(task, description=text, advance=1)
 
         yield begin
@@ -112,7 +113,7 @@ def _table(advices: list[Recommendation], setup: Setup) -> Table:
     for heading in (*headings, "rows\nMB", "other\nMB", "memory\nMB", "decide\nms"):
         out.add_column(heading, justify="right", no_wrap=True)
     for advice in advices:
-        choice, found = advice.choice, advice.outcome
+        choice, outcome = advice.choice, advice.outcome
         workers = len(choice.workers)
         out.add_row(
             choice.policy,
@@ -120,51 +121,52 @@ def _table(advices: list[Recommendation], setup: Setup) -> Table:
             str(choice.batch // workers),
             scaled(choice.cache_rows),
             f"{1e3 * advice.predicted_s:.3g}",
-            f"{1e3 * found.step_time_s:.3g}" if found else "-",
+            f"{1e3 * outcome.step_time_s:.3g}" if outcome else "-",
             scaled(advice.samples_s),
-            *([f"{size:.3g}" for size in _megabytes(found)] if found else ["-", "-"]),
+            *([f"{size:.3g}" for size in _megabytes(outcome)] if outcome else ["-", "-"]),
             scaled(worker_bytes(setup, choice) / 1e6),
-            scaled(found.decision_ms) if found else "-",
+            scaled(outcome.decision_ms) if outcome else "-",
         )
     return out
 
 
-def _megabytes(found: Outcome) -> tuple[float, float]:
-    """Of a step: rows between workers and shards, and samples, plans and dense gradients."""
-    traffic, cluster = found.traffic, found.setup.cluster
+def _megabytes(outcome: Outcome) -> tuple[float, float]:
+    """Megabytes per step: of rows, and of samples, plans and dense gradients."""
+    traffic, cluster = outcome.traffic, outcome.setup.cluster
     shares = [allreduce_share_W(cluster, with_rows).sum() for with_rows in (True, False)]
     rows = traffic.bytes_WKIP.sum() + shares[0] * traffic.hot_bytes
     other = traffic.sample_bytes_W.sum() + traffic.plan_bytes_W.sum()
     dense = shares[1] * cluster.dense_bytes
-    return float(rows / found.steps / 1e6), float((other / found.steps + dense) / 1e6)
+    return float(rows / outcome.steps / 1e6), float((other / outcome.steps + dense) / 1e6)
 
 
 def worker_bytes(setup: Setup, choice: Configuration) -> float:
-    """Memory of a worker with this choice."""
+    """Memory that a worker needs in this configuration."""
     cache = choice.cache_rows * float(setup.record_bytes_XA[VALUE_STATE].max())
     return cache + fixed_bytes(setup, choice.batch // len(choice.workers))
 
 
 def against(first: Recommendation, rival: Recommendation) -> str:
-    """How the first one compares to the next: by speed, or where that is alike by deciding."""
-    more = first.samples_s / rival.samples_s - 1
-    whom = (
+    """How the first recommendation compares to a rival: by speed, or if equal by decision time."""
+    gain = first.samples_s / rival.samples_s - 1
+    rival_text = (
         f"{rival.choice.policy} on {len(rival.choice.workers)} workers with a cache of "
         f"{rival.choice.cache_rows:,} rows"
     )
-    if more > EQUAL or not first.outcome or not rival.outcome:
-        return f"{first.choice.policy} trains {more:.0%} more samples/s than {whom}"
-    own, other = (one.decision_ms for one in (first.outcome, rival.outcome))
-    faster = f", and decides in {own:.2g} ms, not {other:.2g}" if own < 0.9 * other else ""
-    return f"{first.choice.policy} trains as many samples/s as {whom}{faster}"
+    if gain > EQUAL or not first.outcome or not rival.outcome:
+        return f"{first.choice.policy} trains {gain:.0%} more samples/s than {rival_text}"
+    first_ms, rival_ms = first.outcome.decision_ms, rival.outcome.decision_ms
+    faster = first_ms < 0.9 * rival_ms
+    decides = f", and decides in {first_ms:.2g} ms, not {rival_ms:.2g}" if faster else ""
+    return f"{first.choice.policy} trains as many samples/s as {rival_text}{decides}"
 
 
-def _reasons(wish: Constraints, advices: list[Recommendation]) -> Iterator[str]:
-    """Why the first one wins, and what it leaves out."""
-    first, rest = advices[0], [one for one in advices[1:] if one.outcome]
-    if rest:
-        yield against(first, rest[0])
-    hot = hot_rows(wish, first.choice)
+def _reasons(constraints: Constraints, advices: list[Recommendation]) -> Iterator[str]:
+    """Why the first recommendation wins, and which facts speak against it."""
+    first, rivals = advices[0], [advice for advice in advices[1:] if advice.outcome]
+    if rivals:
+        yield against(first, rivals[0])
+    hot = hot_rows(constraints, first.choice)
     if hot:
         yield f"the hot set, which {first.choice.policy} keeps on every worker, is {hot:,} rows"
     deciding_s = first.outcome.decision_ms / 1e3 if first.outcome else 0.0
@@ -174,16 +176,17 @@ def _reasons(wish: Constraints, advices: list[Recommendation]) -> Iterator[str]:
             "the step: on such a machine deciding sets the pace, unless a faster policy is chosen"
             + (", such as embroute(effort=auto)" if first.choice.policy == "embroute" else "")
         )
-    left_out = only_fast(wish, advices)
+    left_out = only_fast(constraints, advices)
     if left_out:
         yield left_out
-    tables = wish.setup.rows_A @ wish.setup.record_bytes_XA[VALUE_STATE]
-    yield f"each shard holds {tables / wish.setup.cluster.num_shards / 1e6:,.0f} MB of tables"
+    setup = constraints.setup
+    tables = setup.rows_A @ setup.record_bytes_XA[VALUE_STATE]
+    yield f"each shard holds {tables / setup.cluster.num_shards / 1e6:,.0f} MB of tables"
 
 
 @dataclass(frozen=True)
 class AdviseArgs:
-    """The command line."""
+    """The arguments of `embroute advise`."""
 
     data_options: DataOptions
     data: str
@@ -214,7 +217,7 @@ class AdviseArgs:
         return f"{self.network}-8" if self.network in CLUSTER_PRESETS else self.network
 
     def policies(self, cluster: Cluster) -> tuple[str, ...]:
-        """Those that may be used on the network, and can train with the optimizer."""
+        """Policies that the user allows, the network permits and the optimizer can train with."""
         one_host = len(cluster.used_hosts) == 1
         stale = self.allow_stale and self.optimizer != "adam"
         allowed = (
@@ -224,8 +227,10 @@ class AdviseArgs:
         )
         return allowed + (REORDERING_POLICIES if self.allow_reorder else ())
 
-    def wish(self, source: Source) -> Constraints:
-        """What the adviser is given."""
+    def constraints(self, source: Source) -> Constraints:
+        """The limits within which the adviser searches."""
+        from embroute.models.registry import table_widths
+
         cluster = replace(
             open_cluster(self.network_name()),
             dense_bytes=dense_bytes(self.model, source, self.dim),
@@ -235,7 +240,7 @@ class AdviseArgs:
             parse_int("--batch", part, 1, int(LIMITS["batch"].most))
             for part in self.batch.split(",")
         )
-        widths = widths_of(self.model, source, self.dim)
+        widths = table_widths(self.model, source.schema, parse_dim(self.dim, source.schema))
         return Constraints(
             Setup(source.schema, cluster, widths, optimizer=self.optimizer),
             first_samples(source, sum(FULL_SPAN) * max(batches) * cluster.num_workers),
@@ -246,24 +251,24 @@ class AdviseArgs:
         )
 
 
-def write_run(path: Path, choice: Configuration, asked: AdviseArgs) -> None:
-    """A run file for `embroute train`, and a cluster file if workers are left out."""
+def write_run(path: Path, choice: Configuration, args: AdviseArgs) -> None:
+    """Write a run file for `embroute train`, and a cluster file if workers are left out."""
     from embroute.train.run_file import RunFile
 
-    network, cluster = asked.network_name(), open_cluster(asked.network_name())
+    network, cluster = args.network_name(), open_cluster(args.network_name())
     if len(choice.workers) < cluster.num_workers:
         network = str(path.with_suffix(".network.yaml"))
         write_cluster(cluster.only(choice.workers), Path(network))
     run = RunFile(
-        data=asked.data,
-        compute_ms_per_sample=asked.compute_ms_per_sample,
-        data_options=asked.data_options.changed(),
-        model=asked.model,
-        dim=asked.dim,
-        policy=PACED.get(choice.policy, choice.policy),
+        data=args.data,
+        compute_ms_per_sample=args.compute_ms_per_sample,
+        data_options=args.data_options.changed(),
+        model=args.model,
+        dim=args.dim,
+        policy=TRAINED_AS.get(choice.policy, choice.policy),
         cache=f"{choice.cache_rows}rows" if choice.cache_rows else RunFile.cache,
         batch=choice.batch // len(choice.workers),
-        optimizer=asked.optimizer,
+        optimizer=args.optimizer,
         workers=len(choice.workers),
         shards=cluster.num_shards,
         network=network,
@@ -274,67 +279,63 @@ def write_run(path: Path, choice: Configuration, asked: AdviseArgs) -> None:
 
 @click.command("advise")
 @click.option(
-    "--data", default="online-retail(negatives=1)", show_default=True, help="A name or a path."
+    "--data",
+    default="online-retail(negatives=1)",
+    show_default=True,
+    help="A built-in name or a path.",
 )
 @click.option("--network", default="edge-8", show_default=True, help="A preset or a YAML file.")
 @click.option("--memory-per-worker", default="8GB", show_default=True, help="E.g. 500MB.")
 @click.option("--dim", default="64", show_default=True, help="Width of an embedding.")
-@click.option("--model", default="deepfm", show_default=True, help="What will be trained.")
-@click.option("--workers", help="Numbers to try, e.g. 2..8 or 4,8 [all and their divisors].")
-@click.option("--batch", default="128,256", show_default=True, help="Samples a worker to try.")
+@click.option("--model", default="deepfm", show_default=True, help="Model to train.")
+@click.option("--workers", help="Numbers to try, e.g. 2..8 or 4,8 [all, and the divisors of all].")
+@click.option("--batch", default="128,256", show_default=True, help="Samples per worker to try.")
 @click.option(
     "--optimizer",
     type=click.Choice(list(OPTIMIZERS)),
     default="adagrad",
     show_default=True,
-    help="Of the rows.",
+    help="Optimizer of the rows.",
 )
 @click.option(
     "--compute-ms-per-sample",
     type=limited("compute_ms_per_sample"),
     default=0.05,
     show_default=True,
-    help="Milliseconds of the reference worker.",
+    help="Compute time of the reference worker, in milliseconds.",
 )
 @click.option(
-    "--target-samples-per-s", type=click.FloatRange(0, 1e15), help="Refuse to promise less."
+    "--target-samples-per-s", type=click.FloatRange(0, 1e15), help="Fail if the best is slower."
 )
 @click.option("--allow-stale", is_flag=True, help="Also policies that read old rows (HET).")
 @click.option("--allow-reorder", is_flag=True, help="Also policies that change the order (FAE).")
 @click.option("--out", type=click.Path(path_type=Path), help="Write a run file for `train`.")
 @data_options
-def advise_command(data_options: DataOptions, /, **given: object) -> None:
+def advise_command(data_options: DataOptions, /, **values: object) -> None:
     """Recommend a policy, a batch, a cache and which workers to use.
 
     Everything is predicted from the head of the data; the best three are simulated.
     """
-    asked = AdviseArgs(data_options, **given)  # type: ignore[arg-type]
-    if asked.out is not None:
-        output_file("--out", asked.out)
-    asked.memory_bytes()
-    with reading_progress() as progress, naming("--data", asked.data):
-        source = open_source(asked.data, data_options, progress)
+    args = AdviseArgs(data_options, **values)  # type: ignore[arg-type]
+    if args.out is not None:
+        output_file("--out", args.out)
+    args.memory_bytes()
+    with reading_progress() as progress, naming("--data", args.data):
+        source = open_source(args.data, data_options, progress)
     tell_compiling()
     with _ticking() as begin:
-        wish = asked.wish(source)
-        advices = advise(wish, begin(wish))
+        constraints = args.constraints(source)
+        advices = advise(constraints, begin(constraints))
     console = Console()
-    console.print(_table(advices[:SHOWN], wish.setup))
-    for reason in _reasons(wish, advices):
+    console.print(_table(advices[:MAX_SHOWN], constraints.setup))
+    for reason in _reasons(constraints, advices):
         console.print(reason, highlight=False, markup=False)
-    if asked.out is not None:
-        write_run(asked.out, advices[0].choice, asked)
-        click.echo(f"written: {asked.out}", err=True)
-    best, target = advices[0].samples_s, asked.target_samples_per_s
+    if args.out is not None:
+        write_run(args.out, advices[0].choice, args)
+        click.echo(f"written: {args.out}", err=True)
+    best, target = advices[0].samples_s, args.target_samples_per_s
     if target and best < target:
         raise ValueError(
             f"--target-samples-per-s {target:,.0f}: the best found is {best:,.0f}; "
             f"more memory, faster links or more workers would be needed"
         )
-
-
-def widths_of(model: str, source: Source, dim: str) -> tuple[int, ...]:
-    """Widths of the model's records."""
-    from embroute.models.registry import table_widths
-
-    return table_widths(model, source.schema, parse_dim(dim, source.schema))

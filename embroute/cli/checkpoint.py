@@ -34,24 +34,24 @@ def checkpoint_group() -> None:
 
 @checkpoint_group.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--verify", "whole", is_flag=True, help="Read every file and check its checksums.")
-def inspect_command(path: Path, whole: bool) -> None:
-    """What a checkpoint holds, and whether it is complete.
+@click.option("--verify", is_flag=True, help="Read every file and compare the checksums.")
+def inspect_command(path: Path, verify: bool) -> None:
+    """Show the contents of a checkpoint, and whether it is complete.
 
-    PATH is a folder of checkpoints, of which the newest is shown, or one step's folder.
+    PATH is a folder of checkpoints (the newest is shown) or the folder of one step.
     """
     _need("torch", "xxhash")
+    from embroute.checkpoint import manifest as manifests
     from embroute.checkpoint.folders import find_checkpoint
-    from embroute.checkpoint.manifest import read_manifest, verify
     from embroute.checkpoint.planner_state import read_position
 
     folder = find_checkpoint(path)
-    manifest = read_manifest(folder)
-    if whole:
-        verify(folder, manifest.files)
-    checked = "checksums right" if whole else "sizes and headers right"
-    told = {k: v for k, v in read_position(folder).items() if not isinstance(v, list | dict)}
-    position = ", ".join(f"{name} {value}" for name, value in told.items())
+    manifest = manifests.read_manifest(folder)
+    if verify:
+        manifests.verify(folder, manifest.files)
+    checked = "checksums right" if verify else "sizes and headers right"
+    fields = read_position(folder).items()
+    position = ", ".join(f"{k} {v}" for k, v in fields if not isinstance(v, list | dict))
     console = Console()
     console.print(str(folder), markup=False, highlight=False, soft_wrap=True)
     console.print(_facts(manifest, checked, position))
@@ -61,12 +61,14 @@ def inspect_command(path: Path, whole: bool) -> None:
 @checkpoint_group.command("export")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Write tables here.")
-@click.option("--table", "names", multiple=True, metavar="NAME", help="Only this; repeatable.")
+@click.option(
+    "--table", "names", multiple=True, metavar="NAME", help="Only this table; repeatable."
+)
 def export_command(path: Path, out: Path, names: tuple[str, ...]) -> None:
-    """Write tables as one safetensors file: one tensor a table, values only.
+    """Write tables as one safetensors file: one tensor per table, without optimizer state.
 
-    Each fits a plain nn.EmbeddingBag: bag.load_state_dict({"weight": tensors[NAME]}). PATH is a
-    folder of checkpoints, of which the newest is taken, or one step's folder.
+    A tensor fits a plain nn.EmbeddingBag: bag.load_state_dict({"weight": tensors[NAME]}). PATH is
+    a folder of checkpoints (the newest is exported) or the folder of one step.
     """
     _need("torch", "xxhash")
     from embroute.checkpoint.folders import find_checkpoint
@@ -126,9 +128,9 @@ def _size(num_bytes: int) -> str:
 
 
 def export_tables(path: Path, out: Path, names: Sequence[str] = ()) -> FileInfo:
-    """Write tables of a checkpoint, all or some, into one safetensors file: values only.
+    """Write tables of a checkpoint as one safetensors file; without `names`, every table.
 
-    The rows stream through in blocks. An older file stays until the new one is whole.
+    Memory holds one block of rows at a time. An older file stays until the new file is complete.
     """
     from embroute.checkpoint.folders import MANIFEST, sync_folder
     from embroute.checkpoint.manifest import read_manifest
@@ -157,7 +159,7 @@ def export_tables(path: Path, out: Path, names: Sequence[str] = ()) -> FileInfo:
 
 
 def _shards(path: Path, manifest: Manifest) -> list[TensorFile]:
-    """The shards' files, whose tables are those of the manifest."""
+    """The shards' files, after a check that their tables match the manifest."""
     from embroute.checkpoint.manifest import open_shards
     from embroute.checkpoint.rank_files import rows_at
 
@@ -174,15 +176,15 @@ def _shards(path: Path, manifest: Manifest) -> list[TensorFile]:
 def _values(
     shards: Sequence[TensorFile], table: int, rows: range, like: Floats
 ) -> Iterator[memoryview]:
-    """A table's values put together from its shards, in pieces; `like` is one row of it."""
+    """The values of a table in pieces, merged from its shards; `like` has the shape of one row."""
     from embroute.checkpoint.rank_files import copy_rows, rows_at
     from embroute.checkpoint.tensor_file import PIECE_BYTES
 
     count = max(1, PIECE_BYTES // like.nbytes)
-    for at in range(0, len(rows), count):
-        block = rows[at : at + count]
+    for start in range(0, len(rows), count):
+        block = rows[start : start + count]
         out = np.empty((len(block), like.shape[1]), like.dtype)
         for shard, file in enumerate(shards):
-            theirs = rows_at(rows.start, rows.stop, shard, len(shards))
-            copy_rows(file, f"table{table}", theirs, block, out)
+            shard_rows = rows_at(rows.start, rows.stop, shard, len(shards))
+            copy_rows(file, f"table{table}", shard_rows, block, out)
         yield out.reshape(-1).view(np.uint8).data

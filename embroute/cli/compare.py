@@ -1,4 +1,4 @@
-"""`embroute compare`: what each policy would move and cost on your data and network."""
+"""`embroute compare`: traffic and cost of each policy on your data and network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT = "nocache,vanilla,het(100),herald,esd(1),embroute,fae,scars,bagpipe,unb
 
 
 def _names(text: str) -> list[str]:
-    """The policies to run; the yardstick is always among them."""
+    """The policies to run, the yardstick included."""
     try:
         names = [name for name in split_outside(text, ",") if name]
     except ValueError as error:
@@ -43,14 +43,14 @@ def _names(text: str) -> list[str]:
     for name in names:
         if name != LOWER_BOUND:
             policy_of("--policies", name)
-    doubled = {name for name in names if names.count(name) > 1}
-    if doubled:
-        raise ValueError(f"--policies: {shown(sorted(doubled)[0])} is given twice")
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ValueError(f"--policies: {shown(sorted(repeated)[0])} is given twice")
     return names if YARDSTICK in names else [YARDSTICK, *names]
 
 
 def _check(names: list[str], job: Workload) -> None:
-    """Refuse now what would be refused when a policy's turn comes."""
+    """Refuse a policy that cannot run this job before any policy is measured."""
     for policy in (make_policy(name) for name in names if name != LOWER_BOUND):
         if policy.workers != "fast":
             choose_workers(policy, job)
@@ -75,18 +75,18 @@ def measure_all(
     names: list[str], job: Workload, console: Console
 ) -> tuple[list[PolicyResult], dict[str, Detail]]:
     """Measure every policy, with a progress bar."""
-    found, details = [], {}
+    results, details = [], {}
     with steps_bar(console, len(names) * job.steps) as begin_one:
-        for done, name in enumerate(names):
-            tick = begin_one(name, done * job.steps)
+        for position, name in enumerate(names):
+            tick = begin_one(name, position * job.steps)
             if name == LOWER_BOUND:
-                found.append(bound_result(workload_bound(job)))
+                results.append(bound_result(workload_bound(job)))
                 continue
             recorder = Recorder(job.warmup, tick)
             outcome = measure(make_policy(name), job, recorder.watch)
-            found.append(policy_result(name, outcome))
+            results.append(policy_result(name, outcome))
             details[name] = recorder.detail(outcome)
-    return found, details
+    return results, details
 
 
 _EPILOG = (
@@ -97,7 +97,7 @@ _EPILOG = (
         else f"{name}: {entry.about}"
         for name, entry in SYSTEMS.items()
     )
-    + "; lower-bound: what no exact policy can beat. Or a mix of parts: "
+    + "; lower-bound: a limit that no exact policy can beat. Or a mix of parts: "
 )
 _EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restricts any of them.'
 
@@ -106,7 +106,7 @@ _EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restrict
 @click.option(
     "--data", default="online-retail", show_default=True, help="A built-in name or a path."
 )
-@click.option("--policies", help=f"Separated by commas.  [default: {DEFAULT}]")
+@click.option("--policies", help=f"Policies, separated by commas.  [default: {DEFAULT}]")
 @output_options
 @job_options
 @data_options
@@ -128,15 +128,15 @@ def compare_command(
     job = workload_from(options, source)
     _check(names, job)
     tell_compiling()
-    lines, details = measure_all(names, job, Console(stderr=True))
+    results, details = measure_all(names, job, Console(stderr=True))
     console = Console()
-    console.print(comparison_table(lines, job, data))
+    console.print(comparison_table(results, job, data))
     if len(job.setup.cluster.used_hosts) == 1:
         console.print("all workers and shards are on one host: no link carries rows, at no cost")
-    for sentence in subsets(lines, job):
+    for sentence in subsets(results, job):
         console.print(sentence, highlight=False, markup=False)
     tell_bad_rows(source)
-    trained = job.warmup + min(entry.steps for entry in lines if entry.steps is not None)
+    trained = job.warmup + min(entry.steps for entry in results if entry.steps is not None)
     if trained < job.steps:
         click.echo(f"the data ended after {trained} of {job.steps} steps", err=True)
-    outputs.write(ReportData(data, options.network, job, lines, details))
+    outputs.write(ReportData(data, options.network, job, results, details))

@@ -37,16 +37,18 @@ def data_group() -> None:
 @click.argument("data_name", metavar="PATH|NAME")
 @data_options
 @click.option(
-    "--batch", type=limited("batch"), default=1024, show_default=True, help="Samples of a batch."
+    "--batch", type=limited("batch"), default=1024, show_default=True, help="Samples per batch."
 )
 @click.option(
     "--samples", type=limited("samples"), metavar="N", help="Describe only the first N samples."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write it as JSON too.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the tables as JSON too."
+)
 def describe_command(
     options: DataOptions, data_name: str, batch: int, samples: int | None, json_file: Path | None
 ) -> None:
-    """Samples, fields, distinct ids, skew, and reuse between batches, as tables.
+    """Show samples, fields, distinct ids, skew, and reuse between batches, as tables.
 
     PATH is a file, a directory or a pattern; NAME is built-in data such as online-retail.
     """
@@ -56,10 +58,10 @@ def describe_command(
         source = open_source(data_name, options, report)
         sizes = [size for size in (samples, source.num_samples) if size is not None]
 
-        def counted(done: int) -> None:
-            report("describing", done / min(sizes) if sizes else 0.0)
+        def report_samples(num_samples: int) -> None:
+            report("describing", num_samples / min(sizes) if sizes else 0.0)
 
-        description = describe(source, batch, samples, counted)
+        description = describe(source, batch, samples, report_samples)
     if json_file is not None:
         with naming_output("--json", json_file):
             json_file.write_text(json.dumps(asdict(description), indent=2) + "\n")
@@ -69,7 +71,7 @@ def describe_command(
 
 @contextmanager
 def reading_progress() -> Iterator[Report]:
-    """A progress bar on stderr, only where someone is watching; it is gone at the end."""
+    """A progress bar on stderr, on a terminal only; it disappears at the end."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(
@@ -77,14 +79,14 @@ def reading_progress() -> Iterator[Report]:
     ) as bar:
         task = bar.add_task("opening", total=1.0)
 
-        def report(what: str, share: float) -> None:
-            bar.update(task, description=what, completed=share)
+        def report(activity: str, share: float) -> None:
+            bar.update(task, description=activity, completed=share)
 
         yield report
 
 
 def tell_bad_rows(source: Source) -> None:
-    """One line on stderr about the rows that the latest pass left out."""
+    """Print one line on stderr about the rows that the latest pass left out."""
     if isinstance(source, FileSource) and source.bad_rows:
         click.echo(source.skipped, err=True)
 

@@ -11,7 +11,7 @@ import click
 import embroute
 from embroute.config.spec import one_line
 
-# Each command, the object that its module `embroute.cli.NAME` calls it, and its help in short.
+# Each command: its name, its object in the module `embroute.cli.NAME`, its short help.
 COMMANDS = (
     ("advise", "advise_command", "Recommend a policy, a batch, a cache and which workers to use."),
     ("checkpoint", "checkpoint_group", "Look into checkpoints, and take tables out of them."),
@@ -43,13 +43,12 @@ COMMANDS = (
         "Train a model on this machine: a coordinator, shards and workers, each a process.",
     ),
 )
-_HOMES = {name: (f"embroute.cli.{name}", attribute) for name, attribute, _ in COMMANDS}
+_ATTRIBUTES = {name: attribute for name, attribute, _ in COMMANDS}
 
 
 def load_command(name: str) -> click.Command:
     """The command of this name, imported now."""
-    module, attribute = _HOMES[name]
-    command: click.Command = getattr(import_module(module), attribute)
+    command: click.Command = getattr(import_module(f"embroute.cli.{name}"), _ATTRIBUTES[name])
     return command
 
 
@@ -78,7 +77,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; errors a user can mend are told without a traceback."""
+    """Run the command line; an error that the user can correct is shown without a traceback."""
     try:
         cli(prog_name="embroute")
     except ValueError as error:
@@ -94,7 +93,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong, in one line."""
+    """Print the error in one line and exit."""
     click.echo(f"embroute: {one_line(message)}", err=True)
     sys.exit(code)
 

@@ -1,12 +1,12 @@
-"""Options that several commands share: the run to price, and how data files are read."""
+"""Options that several commands share: those of a run, of data files and of output files."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,10 +26,11 @@ from embroute.simulate.simulation import Workload, kernels_are_compiled
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 
 class _Number(click.FloatRange):
-    """A range of click that nan is outside of, too."""
+    """A click range that also refuses nan."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -42,7 +43,7 @@ class _Number(click.FloatRange):
 
 
 def limited(name: str, least: int | None = None) -> click.IntRange | click.FloatRange:
-    """The type of an option: the range of LIMITS, perhaps from another number on."""
+    """The type of an option: the range in LIMITS, perhaps with another smallest value."""
     limit = LIMITS[name]
     low = limit.least if least is None else least
     if limit.whole:
@@ -70,17 +71,16 @@ class JobOptions:
     seed: int
 
 
-_NAMES = tuple(JobOptions.__dataclass_fields__)
-_OPTIONS = (
+_JOB_OPTIONS = (
     click.option(
         "--network",
         default="edge-8",
         show_default=True,
         help=f"A preset ({', '.join(name + '-N' for name in CLUSTER_PRESETS)}) or a YAML file.",
     ),
-    click.option("--workers", type=limited("workers"), help="Workers [from --network]."),
+    click.option("--workers", type=limited("workers"), help="Number of workers [from --network]."),
     click.option(
-        "--batch", type=limited("batch"), default=128, show_default=True, help="Samples a worker."
+        "--batch", type=limited("batch"), default=128, show_default=True, help="Samples per worker."
     ),
     click.option(
         "--cache",
@@ -96,7 +96,7 @@ _OPTIONS = (
         type=click.Choice(list(OPTIMIZERS)),
         default="sgd",
         show_default=True,
-        help="Of the rows; its state travels with them.",
+        help="Optimizer of the rows; its state travels with them.",
     ),
     click.option("--quotas", help="Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
     click.option(
@@ -104,42 +104,64 @@ _OPTIONS = (
         type=limited("compute_ms_per_sample"),
         default=0.0,
         show_default=True,
-        help="Milliseconds of the reference worker.",
+        help="Compute time of the reference worker, in milliseconds.",
     ),
     click.option(
-        "--dense-bytes", default="0", show_default=True, help="Dense gradients a step, e.g. 4MB."
+        "--dense-bytes", default="0", show_default=True, help="Dense gradients per step, e.g. 4MB."
     ),
     click.option(
-        "--steps", type=limited("steps", 1), default=90, show_default=True, help="Steps in all."
+        "--steps",
+        type=limited("steps", 1),
+        default=90,
+        show_default=True,
+        help="Steps, warm-up included.",
     ),
     click.option(
-        "--warmup", type=limited("warmup"), default=10, show_default=True, help="Not counted."
+        "--warmup",
+        type=limited("warmup"),
+        default=10,
+        show_default=True,
+        help="Steps to leave out.",
     ),
     click.option(
-        "--epochs", type=limited("epochs"), default=1, show_default=True, help="Passes at most."
+        "--epochs",
+        type=limited("epochs"),
+        default=1,
+        show_default=True,
+        help="Largest number of passes.",
     ),
     click.option("--shuffle", is_flag=True, help="Shuffle every epoch."),
     click.option(
-        "--seed", type=limited("seed"), default=0, show_default=True, help="Of --shuffle."
+        "--seed", type=limited("seed"), default=0, show_default=True, help="Seed of --shuffle."
     ),
 )
 
 
-def job_options(command: Callable[Concatenate[JobOptions, _P], _R]) -> Callable[_P, _R]:
-    """Add the options of a run to a command; it gets them as its first argument."""
+def add_options(
+    command: Callable[Concatenate[_T, _P], _R],
+    kind: Callable[..., _T],
+    options: Sequence[Callable[[Any], Any]],
+) -> Callable[_P, _R]:
+    """The command with these options; their values reach it as one `kind`, a dataclass."""
+    names = tuple(entry.name for entry in fields(kind))  # type: ignore[arg-type]
 
     @wraps(command)
     def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        values = {name: kwargs.pop(name) for name in _NAMES}
-        return command(JobOptions(**values), *args, **kwargs)  # type: ignore[arg-type]
+        values = {name: kwargs.pop(name) for name in names}
+        return command(kind(**values), *args, **kwargs)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         with_options = option(with_options)
     return with_options
 
 
+def job_options(command: Callable[Concatenate[JobOptions, _P], _R]) -> Callable[_P, _R]:
+    """Add the options of a run to a command; it gets them as its first argument."""
+    return add_options(command, JobOptions, _JOB_OPTIONS)
+
+
 def cluster_of(options: JobOptions) -> Cluster:
-    """The cluster of --network, which --workers must agree with."""
+    """The cluster of --network; --workers must agree with it."""
     network = options.network
     if network in CLUSTER_PRESETS:
         network = f"{network}-{options.workers or 8}"
@@ -205,7 +227,7 @@ def require_bokeh(wanted_by: str) -> None:
 
 @contextmanager
 def naming_output(option: str, path: Path) -> Iterator[None]:
-    """Let an error name the option: what is said of a file that is open does not name it."""
+    """Let an error name the option: errors of an open file do not name the file."""
     try:
         yield
     except BrokenPipeError:
@@ -216,10 +238,10 @@ def naming_output(option: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the place of an older one once it is whole.
+    """A text file that replaces an older file after the last write.
 
-    A link keeps its place: the file that it points to is replaced. A device or a pipe is written
-    to, since renaming a file over it would remove it.
+    A link stays: its target is replaced. A device or a pipe is written directly, because renaming
+    a file over it would remove it.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -256,9 +278,6 @@ def workload_from(options: JobOptions, source: Source) -> Workload:
     return Workload(source, setup, options.steps, options.warmup, options.epochs, options.shuffle)
 
 
-_DATA_NAMES = tuple(DataOptions.__dataclass_fields__)
-
-
 def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
     """A comma-separated list of columns."""
     names = tuple(name.strip() for name in text.split(",")) if text is not None else ()
@@ -269,24 +288,28 @@ def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[s
 
 _DATA_OPTIONS = (
     click.option("--format", type=click.Choice(FORMATS), help="Format of the files [detected]."),
-    click.option("--label", metavar="COLUMN", help="Column of 0 and 1; may be left out."),
+    click.option("--label", metavar="COLUMN", help="Column of labels, 0 or 1; may be left out."),
     click.option(
         "--categorical",
         metavar="COLUMNS",
         callback=_columns,
-        help="Columns of ids, separated by commas; `all`: every column without another use.",
+        help="Columns of ids, separated by commas, or `all`: every column without another use.",
     ),
     click.option(
         "--dense",
         metavar="COLUMNS",
         callback=_columns,
-        help="Columns of numbers; a missing one is 0.",
+        help="Columns of numbers; a missing number becomes 0.",
     ),
     click.option(
         "--bag", metavar="COLUMNS", callback=_columns, help="Columns with any number of ids each."
     ),
     click.option(
-        "--bag-separator", metavar="TEXT", default="|", show_default=True, help="Between bag ids."
+        "--bag-separator",
+        metavar="TEXT",
+        default="|",
+        show_default=True,
+        help="Text between two ids.",
     ),
     click.option(
         "--time", metavar="COLUMN", help="Sort samples by this column of numbers or ISO dates."
@@ -296,7 +319,7 @@ _DATA_OPTIONS = (
         type=click.Choice(["vocab", "hash"]),
         default="vocab",
         show_default=True,
-        help="Number the values of a field as they appear, or hash them.",
+        help="Number the values of a field in order of first appearance, or hash them.",
     ),
     click.option("--hash-rows", type=int, metavar="N", help="Rows of a field with --ids hash."),
     click.option(
@@ -304,16 +327,16 @@ _DATA_OPTIONS = (
         type=click.Choice(["id", "padding"]),
         default="id",
         show_default=True,
-        help="A missing value is an id of its own, or touches no row.",
+        help="A missing value becomes a separate id, or touches no row.",
     ),
     click.option(
         "--positive-rating",
         type=float,
         default=4.0,
         show_default=True,
-        help="MovieLens: the label is 1 from this rating on.",
+        help="MovieLens: the smallest rating with label 1.",
     ),
-    click.option("--skip-bad-rows", is_flag=True, help="Count and report bad rows, do not stop."),
+    click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out and count them."),
     click.option("--limit", type=int, metavar="N", help="Use only the first N samples."),
 )
 
@@ -321,11 +344,4 @@ _DATA_OPTIONS = (
 def data_options(command: Callable[Concatenate[DataOptions, _P], _R]) -> Callable[_P, _R]:
     """Add the data options to a command; it gets them as its first argument, a DataOptions."""
 
-    @wraps(command)
-    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        values = {name: kwargs.pop(name) for name in _DATA_NAMES}
-        return command(DataOptions(**values), *args, **kwargs)  # type: ignore[arg-type]
-
-    for option in reversed(_DATA_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return add_options(command, DataOptions, _DATA_OPTIONS)

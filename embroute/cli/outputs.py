@@ -1,11 +1,10 @@
-"""What `compare` gives out: a table, JSON, and a report as HTML."""
+"""The outputs of `compare`: a table, JSON, and an HTML report."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from embroute.cli.options import naming_output, output_file, report_file
+from embroute.cli.options import add_options, naming_output, output_file, report_file
 from embroute.config.spec import parse_size
 from embroute.simulate.comparison import PolicyResult, to_json
 from embroute.simulate.recorder import ReportData
@@ -49,7 +48,7 @@ def scaled(value: float) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    """At most five digits; where a link is hopelessly slow, thousands or millions of them."""
+    """At most five digits; the times of very slow links get a unit such as k or M."""
     return _short(1e3 * seconds) if seconds < 99.9995 else scaled(1e3 * seconds)
 
 
@@ -58,9 +57,9 @@ def _ratio(value: float, yardstick: float) -> str:
 
 
 def _cells(entry: PolicyResult, yardstick: PolicyResult) -> list[str]:
-    messages = ("" if entry.exact else "*") + ("~" if entry.order_changed else "")
+    flags = ("" if entry.exact else "*") + ("~" if entry.order_changed else "")
     return [
-        entry.name + messages,
+        entry.name + flags,
         scaled(sum(entry.rows[kind] for kind in PULL_KINDS)),
         scaled(sum(entry.rows[kind] for kind in PUSH_KINDS)),
         scaled(entry.moved_bytes),
@@ -77,20 +76,20 @@ _COUNTS = ("pulls", "pushes", "bytes")
 _NUMBERS = (*_COUNTS, "cost\nms", "ratio", "step\nms", "ratio", "hits", "decide\nms")
 
 
-def subsets(lines: list[PolicyResult], job: Workload) -> list[str]:
-    """A sentence for each policy that left workers out."""
+def subsets(results: list[PolicyResult], job: Workload) -> list[str]:
+    """A sentence for each policy that uses only some of the workers."""
     count = job.setup.num_workers
     return [
         f"{entry.name} uses workers {', '.join(str(w.worker) for w in entry.per_worker)} of {count}"
-        for entry in lines
+        for entry in results
         if 0 < len(entry.per_worker) < count
     ]
 
 
-def comparison_table(lines: list[PolicyResult], job: Workload, data: str) -> Table:
+def comparison_table(results: list[PolicyResult], job: Workload, data: str) -> Table:
     """The comparison as a table of at most 80 columns; the best of a column is bold."""
-    yardstick = next(entry for entry in lines if entry.name == "vanilla")
-    real = [entry for entry in lines if not entry.reference]
+    yardstick = next(entry for entry in results if entry.name == "vanilla")
+    real = [entry for entry in results if not entry.reference]
     setup = job.setup
     title = (
         f"{escape(data)}: {setup.num_workers} workers x {setup.batch_size // setup.num_workers} "
@@ -111,7 +110,7 @@ def comparison_table(lines: list[PolicyResult], job: Workload, data: str) -> Tab
         out.add_column(heading, justify="right", no_wrap=True)
     best_cost = min(entry.transmission_cost_s for entry in real)
     best_time = min(entry.step_time_s for entry in real)
-    for entry in sorted(lines, key=lambda entry: entry.reference):
+    for entry in sorted(results, key=lambda entry: entry.reference):
         cells = [Text(cell) for cell in _cells(entry, yardstick)]
         best = {4: entry.transmission_cost_s == best_cost, 6: entry.step_time_s == best_time}
         for column, is_best in best.items():
@@ -139,35 +138,35 @@ class Outputs:
 
     @property
     def caches(self) -> list[str]:
-        """Caches of the report, as given."""
-        given = [part.strip() for part in self.report_caches.split(",") if part.strip()]
-        return [] if given == ["none"] else given
+        """The cache sizes of the report."""
+        sizes = [part.strip() for part in self.report_caches.split(",") if part.strip()]
+        return [] if sizes == ["none"] else sizes
 
     def check(self) -> None:
-        """Refuse now what could not be written later."""
+        """Refuse paths and values that would fail after the measurement."""
         if self.json_path is not None:
             output_file("--json", self.json_path)
         if self.report is not None:
             report_file("--report", self.report)
         if self.tradeoffs and self.report is None:
-            raise ValueError("--tradeoffs: these are panels of a report; name one with --report")
+            raise ValueError("--tradeoffs adds panels to a report: name its file with --report")
         for cache in self.caches:
             parse_size("--report-caches", cache)
 
-    def write(self, found: ReportData) -> None:
-        """Write what was asked for."""
+    def write(self, report: ReportData) -> None:
+        """Write the requested files."""
         if self.json_path is not None:
-            values = to_json(found.results, found.job, found.data)
+            values = to_json(report.results, report.job, report.data)
             _written("--json", self.json_path, json.dumps(values, indent=2) + "\n")
         if self.report is not None:
             from embroute.report.comparison_page import comparison_page
 
-            names = [entry.name for entry in found.results if not entry.reference]
-            console = Console(stderr=True)
-            found = replace(found, sweep=sweep_caches(names, found.job, self.caches, console))
+            job, console = report.job, Console(stderr=True)
+            names = [entry.name for entry in report.results if not entry.reference]
+            report = replace(report, sweep=sweep_caches(names, job, self.caches, console))
             if self.tradeoffs:
-                found = replace(found, tradeoffs=measure_tradeoffs(found.job, console))
-            _written("--report", self.report, comparison_page(found))
+                report = replace(report, tradeoffs=measure_tradeoffs(job, console))
+            _written("--report", self.report, comparison_page(report))
 
 
 def _written(option: str, path: Path, text: str) -> None:
@@ -176,7 +175,7 @@ def _written(option: str, path: Path, text: str) -> None:
     click.echo(f"written: {path}", err=True)
 
 
-_OPTIONS = (
+_OUTPUT_OPTIONS = (
     click.option(
         "--json", "json_path", type=click.Path(path_type=Path), help="Write results here."
     ),
@@ -185,7 +184,7 @@ _OPTIONS = (
         "--report-caches",
         default=REPORT_CACHES,
         show_default=True,
-        help="Caches of the report's sweep, or none.",
+        help="Cache sizes to sweep in the report, or none.",
     ),
     click.option(
         "--tradeoffs",
@@ -196,13 +195,6 @@ _OPTIONS = (
 
 
 def output_options(command: Callable[Concatenate[Outputs, _P], _R]) -> Callable[_P, _R]:
-    """Add the options of files to a command; it gets them as its first argument."""
+    """Add the options of output files to a command; it gets them as its first argument."""
 
-    @wraps(command)
-    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        values = {name: kwargs.pop(name) for name in Outputs.__dataclass_fields__}
-        return command(Outputs(**values), *args, **kwargs)  # type: ignore[arg-type]
-
-    for option in reversed(_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return add_options(command, Outputs, _OUTPUT_OPTIONS)

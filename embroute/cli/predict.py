@@ -15,15 +15,15 @@ from embroute.kernels.array_types import F32
 @click.command("predict")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Write a CSV here.")
-@click.option("--data", default="", help="Other data with the same fields [the run's own].")
+@click.option("--data", default="", help="Other data with the same fields [the data of the run].")
 @click.option(
     "--part",
     default="held-out",
     show_default=True,
-    help="Of the run's own data: held-out or all.",
+    help="Samples of the run's data to score: held-out or all.",
 )
 @click.option(
-    "--batch", type=limited("batch"), default=4096, show_default=True, help="Samples at a time."
+    "--batch", type=limited("batch"), default=4096, show_default=True, help="Samples per batch."
 )
 @click.option("--unlabelled", is_flag=True, help="--data has no label column.")
 def predict_command(
@@ -31,8 +31,8 @@ def predict_command(
 ) -> None:
     """Score samples with the newest checkpoint of RUN, a folder that `embroute train` made.
 
-    The CSV has a line per sample, in the order of the data (of its time column, where the run
-    names one): score, and label if there is one.
+    The CSV has a line per sample: the score, and the label if the data has labels. Lines follow
+    the order of the data, or of the time column that the run names.
     """
     from embroute.train.scorer import ScoreRequest, predictions
 
@@ -42,10 +42,10 @@ def predict_command(
     click.echo(f"written: {out} ({count} samples)", err=True)
 
 
-def _write(file: TextIO, found: Iterable[tuple[F32, F32]]) -> int:
-    """Scores, and labels where there are some; how many."""
+def _write(file: TextIO, batches: Iterable[tuple[F32, F32]]) -> int:
+    """Write scores, and labels if the data has labels; returns the number of samples."""
     count = 0
-    for scores, labels in found:
+    for scores, labels in batches:
         if not count:
             file.write("score,label\n" if len(labels) else "score\n")
         columns = [scores, labels] if len(labels) else [scores]

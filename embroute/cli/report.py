@@ -13,9 +13,9 @@ from embroute.report.run_folder import read_history, read_summary, runs_table
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """What folders are called, in short where that tells them apart."""
-    last = [run.absolute().name for run in runs]
-    return last if len(set(last)) == len(last) else [str(run) for run in runs]
+    """Short names of folders if they differ, otherwise their paths."""
+    short = [run.absolute().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run) for run in runs]
 
 
 def write_report(page: Path, runs: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""`embroute run`: start all ranks of a script of one's own on this machine."""
+"""`embroute run`: start all ranks of a training script on this machine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import click
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--workers", type=click.IntRange(1), default=2, show_default=True, help="Workers of the job."
+    "--workers", type=click.IntRange(1), default=2, show_default=True, help="Number of workers."
 )
 @click.option(
-    "--shards", type=click.IntRange(1), default=1, show_default=True, help="Parameter shards."
+    "--shards",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of parameter shards.",
 )
 @click.option(
     "--restarts",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Start all ranks again at most so often; the script needs resume=True to go on.",
+    help="Restarts after a failure, at most; the script continues only with resume=True.",
 )
 @click.option("--module", is_flag=True, help="SCRIPT is a module, as in python -m.")
 @click.argument("script")

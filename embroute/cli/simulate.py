@@ -48,18 +48,18 @@ CSV_COLUMNS = (
 
 
 def csv_row(report: StepReport) -> list[object]:
-    """A step as one line of the CSV; times of workers are those of the slowest."""
-    moved, time = report.traffic, report.time
+    """A step as one line of the CSV; a time of workers is the time of the slowest worker."""
+    traffic, time = report.traffic, report.time
     return [
         report.step,
-        int(moved.samples_W.sum()),
+        int(traffic.samples_W.sum()),
         int(report.hot),
-        *moved.rows_WKIP.sum((0, 1, 3)).tolist(),
-        *moved.bytes_WKIP.sum((0, 1, 3)).tolist(),
-        moved.hot_rows,
-        moved.hot_bytes,
-        int(moved.sample_bytes_W.sum()),
-        int(moved.plan_bytes_W.sum() + moved.plan_bytes_K.sum()),
+        *traffic.rows_WKIP.sum((0, 1, 3)).tolist(),
+        *traffic.bytes_WKIP.sum((0, 1, 3)).tolist(),
+        traffic.hot_rows,
+        traffic.hot_bytes,
+        int(traffic.sample_bytes_W.sum()),
+        int(traffic.plan_bytes_W.sum() + traffic.plan_bytes_K.sum()),
         f"{report.hits / max(1, report.touches):.6f}",
         f"{report.transmission_cost_s:.9g}",
         f"{time.total_s:.9g}",
@@ -75,7 +75,7 @@ def csv_row(report: StepReport) -> list[object]:
 @click.option(
     "--data", default="online-retail", show_default=True, help="A built-in name or a path."
 )
-@click.option("--policy", default="embroute", show_default=True, help="One policy, as for compare.")
+@click.option("--policy", default="embroute", show_default=True, help="Policy, as for compare.")
 @click.option(
     "--csv", "csv_path", required=True, type=click.Path(path_type=Path), help="Write steps here."
 )
@@ -85,17 +85,17 @@ def simulate_command(
     data_options: DataOptions, options: JobOptions, data: str, policy: str, csv_path: Path
 ) -> None:
     """Simulate one policy and write a line per step, warm-up included."""
-    chosen = policy_of("--policy", policy)
+    system = policy_of("--policy", policy)
     output_file("--csv", csv_path)
     messages = Console(stderr=True)
     with reading_progress() as progress, naming("--data", data):
         source = open_source(data, data_options, progress)
     job = workload_from(options, source)
-    job = with_workers(job, choose_workers(chosen, job))
+    job = with_workers(job, choose_workers(system, job))
     tell_compiling()
     steps = 0
     reports = track(
-        simulate(chosen, job),
+        simulate(system, job),
         policy,
         job.steps,
         console=messages,

@@ -1,4 +1,4 @@
-"""`embroute train`: train a built-in model on this machine, or as a run file says."""
+"""`embroute train`: train a built-in model on this machine, from options or a run file."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ OPTIONS = (
     ("model", "wide-deep, deepfm, dcn, dlrm, ncf or wide-deep-het."),
     ("dim", "Width of an embedding, e.g. 16 or 16,C1=8."),
     ("hidden", "Widths of the dense layers."),
-    ("pooling", "Of bags: sum or mean."),
-    ("policy", "Which sample is trained where, which rows move when."),
+    ("pooling", "Pooling of bags: sum or mean."),
+    ("policy", "Policy that assigns samples to workers and schedules transfers of rows."),
     ("cache", "Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB."),
-    ("batch", "Samples a worker and step."),
-    ("quotas", "Relative shares of the samples, e.g. 2,2,1,1 [equal, or as the policy likes]."),
+    ("batch", "Samples per worker and step."),
+    ("quotas", "Relative shares of the samples, e.g. 2,2,1,1 [equal, or set by the policy]."),
     (
         "compute-ms-per-sample",
-        "Of the reference worker; if known, `embroute` chooses quotas by it.",
+        "Compute time of the reference worker; `embroute` sets quotas by it.",
     ),
-    ("optimizer", "Of the rows: sgd, adagrad, rowwise-adagrad or adam."),
+    ("optimizer", "Optimizer of the rows: sgd, adagrad, rowwise-adagrad or adam."),
     ("lr", "Learning rate of the rows."),
-    ("dense-optimizer", "Of everything else: adam, adamw, sgd or adagrad."),
-    ("dense-lr", "Learning rate of everything else."),
-    ("decay", "Weight decay of rows, each time they are touched."),
+    ("dense-optimizer", "Optimizer of the dense parameters: adam, adamw, sgd or adagrad."),
+    ("dense-lr", "Learning rate of the dense parameters."),
+    ("decay", "Weight decay of a row at every touch."),
     ("clip", "Largest norm of the dense gradients; 0: no limit."),
-    ("warmup-steps", "Steps over which the learning rates grow."),
+    ("warmup-steps", "Steps during which the learning rates grow."),
     ("epochs", "Passes over the data."),
-    ("steps", "Steps at most; 0: as many as the epochs have."),
-    ("seed", "Of initial values and shuffling."),
-    ("held-out", "Share of the samples, the last ones, kept for evaluation."),
+    ("steps", "Largest number of steps; 0: no limit but the epochs."),
+    ("seed", "Seed of initial values and shuffling."),
+    ("held-out", "Share of the samples to evaluate on, from the end of the data."),
     ("evaluate-every", "Steps between evaluations; 0: at the end only."),
     ("workers", "Workers on this machine."),
     ("shards", "Parameter shards on this machine."),
-    ("network", "What the policy knows of the network: a preset or a YAML file."),
-    ("tables", "Initial tables: a file that `checkpoint export` wrote."),
+    ("network", "Network that the policy assumes: a preset or a YAML file."),
+    ("tables", "Initial tables: a file from `checkpoint export`."),
     ("checkpoint-every", "Steps between checkpoints; 0: at the end and on SIGTERM only."),
     ("keep", "Checkpoints to keep."),
-    ("restarts", "Start all ranks again from the last whole checkpoint, at most so often."),
-    ("peer-timeout", "Seconds without a sign of life after which a rank counts as lost."),
+    ("restarts", "Restarts of all ranks from the last complete checkpoint, at most."),
+    ("peer-timeout", "Seconds without a heartbeat after which a rank counts as lost."),
     ("out", "Folder of the run: run file, metrics, checkpoints."),
-    ("device", "Of the dense part: cpu or cuda."),
-    ("dtype", "float32 or float64."),
+    ("device", "Device of the dense model: cpu or cuda."),
+    ("dtype", "Number type: float32 or float64."),
 )
 
 
 class _Option(click.Option):
-    """An option whose default is the run file's, asked for only by the help: it loads torch."""
+    """An option with the default of the run file. Only the help reads it, since it loads torch."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """The help with the default behind it."""
+        """The help text, followed by the default."""
         from embroute.train.run_file import RunFile
 
         record, default = super().get_help_record(ctx), getattr(RunFile, str(self.name))
@@ -67,20 +67,13 @@ class _Option(click.Option):
         return record[0], f"{record[1]}  [default: {default}]"
 
 
-def _with_options(command: click.Command) -> click.Command:
-    for name, text in reversed(OPTIONS):
-        option = _Option([f"--{name}"], help=text)
-        command.params.insert(0, option)
-    return command
-
-
 @click.command("train")
 @click.argument(
     "run_file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--shuffle", is_flag=True, default=None, help="Shuffle every epoch.")
 @click.option(
-    "--resume", is_flag=True, default=None, help="Go on from the newest checkpoint in --out."
+    "--resume", is_flag=True, default=None, help="Continue from the newest checkpoint in --out."
 )
 @data_options
 def train_command(
@@ -89,11 +82,11 @@ def train_command(
     run_file: Path | None,
     shuffle: bool | None,
     resume: bool | None,
-    **given: str | None,
+    **texts: str | None,
 ) -> None:
     """Train a model on this machine: a coordinator, shards and workers, each a process.
 
-    RUN_FILE is a YAML file with the same names; options given here win.
+    RUN_FILE is a YAML file with the same names; an option overrides its key in the file.
     """
     from embroute.launch.supervisor import RunFailedError
     from embroute.train.launcher import launch
@@ -102,7 +95,7 @@ def train_command(
     run = read_run_file(run_file) if run_file else RunFile()
     kinds = {entry.name: str(entry.type) for entry in fields(RunFile)}
     values: dict[str, object] = {
-        name: _value(name, kinds[name], text) for name, text in given.items() if text is not None
+        name: _value(name, kinds[name], text) for name, text in texts.items() if text is not None
     }
     flags = {"shuffle": shuffle, "resume": resume}
     values |= {name: flag for name, flag in flags.items() if flag is not None}
@@ -119,19 +112,19 @@ def train_command(
         sys.exit(error.exit_code)
     try:
         write_report(Path(run.out) / "report.html", [Path(run.out)])
-    except ValueError as error:  # the run itself is done
+    except ValueError as error:  # a report that fails must not fail the finished run
         click.echo(f"no report: {error}", err=True)
 
 
 def _value(name: str, kind: str, text: str) -> object:
-    """An option's text as the type of the run file's key."""
+    """The text of an option, converted to the type of its key in the run file."""
     if kind == "str":
         return text
     try:
         return int(text) if kind == "int" else float(text)
     except ValueError:
-        what = "a whole number" if kind == "int" else "a number"
-        raise ValueError(f"{option_name(name)} must be {what}, got {shown(text)}") from None
+        expected = "a whole number" if kind == "int" else "a number"
+        raise ValueError(f"{option_name(name)} must be {expected}, got {shown(text)}") from None
 
 
-_with_options(train_command)
+train_command.params[:0] = [_Option([f"--{name}"], help=text) for name, text in OPTIONS]
