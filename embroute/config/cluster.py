@@ -1,4 +1,4 @@
-"""A cluster: hosts and their links, where workers and shards sit, how fast workers compute."""
+"""A cluster: hosts and their links, the hosts of workers and shards, the speed of workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIGABIT = 1e9 / 8  # bytes per second
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and its link to the network; bytes between ranks of one host use no link."""
+    """A machine and its link to the network. Bytes between ranks of one host use no link."""
 
     name: str
     up_bytes_s: float
@@ -26,7 +26,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker: its host, and how many times slower than the reference it computes."""
+    """A worker: its host, and its compute time relative to the reference worker."""
 
     host: int
     slowness: float = 1.0
@@ -34,7 +34,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts, ranks on them, and what a step costs beside rows. Immutable."""
+    """Hosts, their ranks, and the costs of a step that do not depend on rows."""
 
     hosts: tuple[Host, ...]
     workers: tuple[Worker, ...]
@@ -45,17 +45,17 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """Workers of the job."""
+        """Number of workers."""
         return len(self.workers)
 
     @property
     def num_shards(self) -> int:
-        """Shards of the job."""
+        """Number of shards."""
         return len(self.shards)
 
     @cached_property
     def compute_s_W(self) -> F64:
-        """Seconds a worker computes on one sample."""
+        """Compute time per sample of each worker."""
         return self.compute_s_per_sample * np.array([w.slowness for w in self.workers])
 
     @cached_property
@@ -65,18 +65,18 @@ class Cluster:
 
     @cached_property
     def crosses_WK(self) -> Bools:
-        """Whether worker w and shard k sit on different hosts."""
+        """Whether worker w and shard k are on different hosts."""
         return np.not_equal.outer(self.host_W, np.array(self.shards, np.intp))
 
     @cached_property
     def bytes_s_W(self) -> F64:
-        """Bandwidth of a worker's link, of its slower direction."""
-        slow = [min(host.up_bytes_s, host.down_bytes_s) for host in self.hosts]
-        return np.array(slow)[self.host_W]
+        """Bandwidth of each worker's link, in the slower direction."""
+        slower = [min(host.up_bytes_s, host.down_bytes_s) for host in self.hosts]
+        return np.array(slower)[self.host_W]
 
     @property
     def fastest_first(self) -> npt.NDArray[np.intp]:
-        """Workers by link, those with equal links by compute."""
+        """Workers by bandwidth; workers with equal links by compute time."""
         return np.lexsort((self.compute_s_W, -self.bytes_s_W))
 
     @property
@@ -87,16 +87,16 @@ class Cluster:
     def together(self) -> Cluster:
         """The same workers and shards on one host."""
         workers = tuple(replace(worker, host=0) for worker in self.workers)
-        home = (0,) * self.num_shards
-        return replace(self, hosts=self.hosts[:1], workers=workers, shards=home, coordinator=0)
+        shards = (0,) * self.num_shards
+        return replace(self, hosts=self.hosts[:1], workers=workers, shards=shards, coordinator=0)
 
     def only(self, workers: Sequence[int]) -> Cluster:
-        """The same cluster with some of its workers, in the given order."""
+        """The same cluster with a part of the workers, in the given order."""
         return replace(self, workers=tuple(self.workers[w] for w in workers))
 
 
 def star_cluster(speeds_gbit: Sequence[float], shard_gbit: float) -> Cluster:
-    """One host per worker around one host with the shard and the coordinator."""
+    """A host for each worker, and one host for the shard and the coordinator."""
     hosts = [Host("shard", shard_gbit * GIGABIT, shard_gbit * GIGABIT)]
     hosts += [Host(f"w{i}", g * GIGABIT, g * GIGABIT) for i, g in enumerate(speeds_gbit)]
     return Cluster(tuple(hosts), tuple(Worker(i + 1) for i in range(len(speeds_gbit))), (0,))
@@ -108,25 +108,25 @@ def edge(n: int) -> Cluster:
 
 
 def datacenter(n: int) -> Cluster:
-    """Workers at 100 Gbit/s each, the shard host too."""
+    """Every worker and the shard host at 100 Gbit/s."""
     return star_cluster([100.0] * n, 100.0)
 
 
 def uneven(n: int) -> Cluster:
-    """The links of `edge`, and the last two machines compute half as fast."""
+    """The links of `edge`; the last two workers compute half as fast."""
     cluster = edge(n)
     slow = [replace(w, slowness=2.0) if i >= n - 2 else w for i, w in enumerate(cluster.workers)]
     return replace(cluster, workers=tuple(slow))
 
 
 def colocated(n: int) -> Cluster:
-    """Every host at 10 Gbit/s carries a worker and a shard."""
+    """A worker and a shard on every host, all links at 10 Gbit/s."""
     hosts = tuple(Host(f"h{i}", 10 * GIGABIT, 10 * GIGABIT) for i in range(n))
     return Cluster(hosts, tuple(Worker(i) for i in range(n)), tuple(range(n)))
 
 
 def uniform_cluster(num_workers: int, num_shards: int) -> Cluster:
-    """Every worker and every shard on a host of its own, all links at 10 Gbit/s."""
+    """A separate host for every worker and every shard, all links at 10 Gbit/s."""
     names = [f"shard{i}" for i in range(num_shards)] + [f"worker{i}" for i in range(num_workers)]
     hosts = tuple(Host(name, 10 * GIGABIT, 10 * GIGABIT) for name in names)
     workers = tuple(Worker(num_shards + i) for i in range(num_workers))

@@ -1,4 +1,4 @@
-"""Cluster files: a preset's name or a YAML file becomes a Cluster, and back."""
+"""Cluster files: from a preset's name or a YAML file to a Cluster, and back."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def open_cluster(text: str) -> Cluster:
     match = re.fullmatch(r"([a-z]+)-([0-9]+)", text)
     if match and match.group(1) in CLUSTER_PRESETS:
         most = int(LIMITS["workers"].most)
-        return CLUSTER_PRESETS[match.group(1)](
-            parse_int(f"--network {shown(text)}: workers", match.group(2), 1, most)
-        )
+        count = parse_int(f"--network {shown(text)}: workers", match.group(2), 1, most)
+        return CLUSTER_PRESETS[match.group(1)](count)
     if text.endswith((".yaml", ".yml")) and is_file(text):
         return read_cluster(Path(text))
     names = ", ".join(f"{name}-N" for name in CLUSTER_PRESETS)
@@ -30,32 +29,20 @@ def open_cluster(text: str) -> Cluster:
 
 
 def is_file(text: str) -> bool:
-    """Whether a path is that of a file; one that no file system can have is not."""
+    """Whether a file has this path; False for a path that no file system allows."""
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # too long, or with a NUL
+    except (OSError, ValueError):  # the path is too long, or has a NUL
         return False
 
 
 _RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
-
-
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
 _RATE = Limit(1e-3, 1e15, whole=False)  # bytes per second
-
-
 _LATENCY = Limit(0, 3600, whole=False)  # seconds
-
-
 _SLOWNESS = Limit(1e-6, 10**6, whole=False)
-
-
-_LARGEST_YAML = 10**6  # characters
-
-
-_MOST_KEYS = 10**4  # of one mapping
+_MAX_YAML = 10**6  # characters
+_MAX_KEYS = 10**4  # of one mapping
 
 
 def _quantity(where: str, value: object, units: Mapping[str, float]) -> float:
@@ -68,11 +55,11 @@ def _quantity(where: str, value: object, units: Mapping[str, float]) -> float:
     return float(match.group(1)) * units[match.group(2).lower()]
 
 
-def _in_range(where: str, given: object, value: float, limit: Limit, unit: str) -> None:
-    """Refuse a link that no network has: simulated times would be endless or nothing."""
+def _check_range(where: str, text: object, value: float, limit: Limit, unit: str) -> None:
+    """Refuse an unreal link: simulated times would be infinite or zero."""
     if not limit.least <= value <= limit.most:
         span = f"between {limit.least:g} and {limit.most:g} {unit}"
-        raise ValueError(f"{where} must be {span}, got {shown(given)}")
+        raise ValueError(f"{where} must be {span}, got {shown(text)}")
 
 
 def _mapping(where: str, value: object) -> Mapping[str, object]:
@@ -81,8 +68,8 @@ def _mapping(where: str, value: object) -> Mapping[str, object]:
     return {str(key): item for key, item in value.items()}
 
 
-def _known(where: str, given: Mapping[str, object], names: set[str]) -> None:
-    unknown = sorted(set(given) - names)
+def _check_keys(where: str, mapping: Mapping[str, object], names: set[str]) -> None:
+    unknown = sorted(set(mapping) - names)
     if unknown:
         raise ValueError(
             f"{where}: unknown key {shown(unknown[0])} (known: {', '.join(sorted(names))})"
@@ -91,17 +78,17 @@ def _known(where: str, given: Mapping[str, object], names: set[str]) -> None:
 
 def _read_host(path: Path, name: str, value: object) -> Host:
     where = f"{path}: hosts: {name}"
-    given = _mapping(where, value)
-    _known(where, given, {"link", "up", "down", "latency"})
-    link = given.get("link")
+    keys = _mapping(where, value)
+    _check_keys(where, keys, {"link", "up", "down", "latency"})
+    link = keys.get("link")
     rates = []
     for side in ("up", "down"):
-        if side not in given and link is None:
+        if side not in keys and link is None:
             raise ValueError(f"{where}: needs 'link' or both 'up' and 'down'")
-        rates.append(_quantity(f"{where}: {side}", given.get(side, link), _RATES))
-        _in_range(f"{where}: {side}", given.get(side, link), rates[-1], _RATE, "bytes a second")
-    latency = _quantity(f"{where}: latency", given.get("latency", "0s"), _TIMES)
-    _in_range(f"{where}: latency", given.get("latency"), latency, _LATENCY, "seconds")
+        rates.append(_quantity(f"{where}: {side}", keys.get(side, link), _RATES))
+        _check_range(f"{where}: {side}", keys.get(side, link), rates[-1], _RATE, "bytes a second")
+    latency = _quantity(f"{where}: latency", keys.get("latency", "0s"), _TIMES)
+    _check_range(f"{where}: latency", keys.get("latency"), latency, _LATENCY, "seconds")
     return Host(name, rates[0], rates[1], latency)
 
 
@@ -115,11 +102,11 @@ def _host_index(where: str, hosts: Sequence[Host], name: object) -> int:
 def _read_worker(where: str, hosts: Sequence[Host], value: object) -> Worker:
     if not isinstance(value, dict):
         return Worker(_host_index(where, hosts, value))
-    given = _mapping(where, value)
-    _known(where, given, {"host", "slowness"})
-    slowness = given.get("slowness", 1.0)
+    keys = _mapping(where, value)
+    _check_keys(where, keys, {"host", "slowness"})
+    slowness = keys.get("slowness", 1.0)
     _SLOWNESS.check(f"{where}: slowness", slowness)
-    return Worker(_host_index(where, hosts, given.get("host")), float(str(slowness)))
+    return Worker(_host_index(where, hosts, keys.get("host")), float(str(slowness)))
 
 
 def _sequence(where: str, value: object) -> list[object]:
@@ -131,7 +118,7 @@ def _sequence(where: str, value: object) -> list[object]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; PyYAML silently keeps the last."""
+    """YAML that refuses a repeated key; PyYAML silently keeps the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = set[str]()
@@ -146,22 +133,22 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, AttributeError, OverflowError):  # a date of month 99, say
+        except (ValueError, AttributeError, OverflowError):  # such as a date of month 99
             kind = str(node.tag).rpartition(":")[2]
             problem = f"{shown(node.value)} is no {kind}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
-        if len(node.value) > _MOST_KEYS:  # merged mappings of merged mappings grow tenfold each
-            problem = f"more than {_MOST_KEYS} keys"
+        if len(node.value) > _MAX_KEYS:  # nested merges multiply keys
+            problem = f"more than {_MAX_KEYS} keys"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def load_yaml(path: Path) -> object:
-    """What a YAML file holds; its faults are told in one line, with the line of the file."""
+    """The value of a YAML file. An error is one sentence with the line in the file."""
     try:
-        # _Loader is a SafeLoader: it makes nothing but plain values.
+        # _Loader is a SafeLoader: it creates plain values only.
         return yaml.load(_text(path), _Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -173,40 +160,40 @@ def load_yaml(path: Path) -> object:
 
 
 def _text(path: Path) -> str:
-    """A file's text; one without end, such as /dev/zero, is not read to the end."""
+    """The text of a file; reading stops early in an endless file such as /dev/zero."""
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(_LARGEST_YAML + 1)
+            text = file.read(_MAX_YAML + 1)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not YAML: {error}") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(text) > _LARGEST_YAML:
-        raise ValueError(f"{path}: not YAML: longer than {_LARGEST_YAML} characters")
+    if len(text) > _MAX_YAML:
+        raise ValueError(f"{path}: not YAML: longer than {_MAX_YAML} characters")
     return text
 
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file: `hosts`, `workers`, `shards`, and optionally `coordinator`."""
-    given = _mapping(str(path), load_yaml(path))
-    _known(str(path), given, {"hosts", "workers", "shards", "coordinator"})
-    named = _mapping(f"{path}: hosts", given.get("hosts"))
-    hosts = [_read_host(path, name, value) for name, value in named.items()]
+    keys = _mapping(str(path), load_yaml(path))
+    _check_keys(str(path), keys, {"hosts", "workers", "shards", "coordinator"})
+    hosts_by_name = _mapping(f"{path}: hosts", keys.get("hosts"))
+    hosts = [_read_host(path, name, value) for name, value in hosts_by_name.items()]
     workers = [
         _read_worker(f"{path}: workers[{i}]", hosts, value)
-        for i, value in enumerate(_sequence(f"{path}: workers", given.get("workers")))
+        for i, value in enumerate(_sequence(f"{path}: workers", keys.get("workers")))
     ]
     shards = [
         _host_index(f"{path}: shards[{i}]", hosts, value)
-        for i, value in enumerate(_sequence(f"{path}: shards", given.get("shards")))
+        for i, value in enumerate(_sequence(f"{path}: shards", keys.get("shards")))
     ]
-    home = given.get("coordinator", hosts[shards[0]].name)
-    coordinator = _host_index(f"{path}: coordinator", hosts, home)
+    host_name = keys.get("coordinator", hosts[shards[0]].name)
+    coordinator = _host_index(f"{path}: coordinator", hosts, host_name)
     return Cluster(tuple(hosts), tuple(workers), tuple(shards), coordinator)
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
-    """Write a cluster as a file that `read_cluster` reads."""
+    """Write a cluster file that `read_cluster` reads."""
     names = [host.name for host in cluster.hosts]
     hosts = {
         host.name: {

@@ -1,4 +1,4 @@
-"""Private folders for temporary files, removed with their owners, also after a kill."""
+"""Private temporary folders, removed when their owners end, also after a kill."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_LENGTH = 70  # characters; the path of a socket may have 107 in all
 
 
 def user_folder(large: bool = False) -> Path:
-    """This user's folder of temporary folders, mode 0700; refused if others could write to it.
+    """The user's folder of temporary folders, of mode 0700; refused if others may write to it.
 
-    `large`: on disk, for files that may not fit into memory.
+    `large` asks for a folder on disk, for files that may not fit into memory.
     """
     parent = Path(tempfile.gettempdir()) if large else _temporary_folder()
     path = parent / f"embroute-{os.getuid()}"
@@ -36,7 +36,7 @@ def user_folder(large: bool = False) -> Path:
 
 
 def _temporary_folder() -> Path:
-    """A writable folder whose path leaves room for a socket's name."""
+    """A writable folder with a path short enough for a socket in it."""
     for name in (os.environ.get(RUNTIME, ""), tempfile.gettempdir()):
         if name and len(name) <= _MAX_LENGTH and os.access(name, os.W_OK | os.X_OK):
             return Path(name)
@@ -45,13 +45,13 @@ def _temporary_folder() -> Path:
 
 @contextmanager
 def scratch_folder(kind: str, large: bool = False) -> Iterator[Path]:
-    """A new private folder that is removed with its owner; removes those of dead owners too.
+    """A new private folder, removed at the end; folders of dead owners are removed first.
 
-    The kernel releases the lock in a folder when its owner dies.
+    The operating system releases the lock in a folder when its owner dies.
     """
     parent = user_folder(large)
     with (parent / OWNER_LOCK).open("w") as parent_lock:
-        # Without this lock, another process could remove the new folder before it is locked.
+        # Otherwise another process could remove the new folder before its lock is taken.
         fcntl.flock(parent_lock, fcntl.LOCK_EX)
         _remove_abandoned(parent)
         path = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=parent))

@@ -1,4 +1,4 @@
-"""Descriptions a user writes on one line: `name(argument, key=value)`, sizes, and their errors."""
+"""One-line descriptions by users: `name(argument, key=value)`, sizes, numbers, and their errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 LARGEST_WIDTH = 10**6  # of a row or a layer
-DEEPEST = 20  # parentheses within parentheses
-LARGEST_MESSAGE = 1000  # characters of an error that a user is shown
+MAX_DEPTH = 20  # of nested parentheses
+MAX_MESSAGE = 1000  # characters of an error message
 
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxlist, _REPR.maxtuple, _REPR.maxdict = 3, 6, 6, 6
@@ -21,45 +21,49 @@ _REPR.maxstring, _REPR.maxlong, _REPR.maxother = 80, 40, 80
 
 
 def shown(value: object) -> str:
-    """A value as errors quote it: one line, cut where it is long or deep."""
+    """A value as error messages quote it: one line, shortened if long or deep."""
     try:
         return one_line(_REPR.repr(value))
-    except ValueError:  # Python prints no number of more than 4300 digits
+    except ValueError:  # Python refuses to print a number of more than 4300 digits
         return f"a huge {type(value).__name__}"
 
 
 def one_line(text: str) -> str:
-    """A message in one line: control characters escaped, the middle of a long one left out."""
+    """A message in one line: control characters escaped, the middle of a long message left out."""
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    half = LARGEST_MESSAGE // 2
-    return line if len(line) <= LARGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"
+    half = MAX_MESSAGE // 2
+    return line if len(line) <= MAX_MESSAGE else f"{line[:half]} ... {line[-half:]}"
 
 
 def csv_cell(text: str) -> str:
-    """A text as a cell of a CSV file: a spreadsheet would run some beginnings as a formula."""
+    """A text as a CSV cell, quoted if a spreadsheet would run it as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number may be: its range, and whether it is a whole one."""
+    """The allowed values of a number: its range, and whether it must be whole."""
 
     least: float
     most: float = LARGEST_COUNT
     whole: bool = True
 
     def check(self, name: str, value: object) -> None:
-        """Refuse another type and another range; `name` is what the error calls the value."""
+        """Refuse a value of another type or outside the range; the error names it `name`."""
         kind = Integral if self.whole else Real
-        what = "a whole number" if self.whole else "a number"
+        expected = "a whole number" if self.whole else "a number"
         fits = isinstance(value, kind) and not isinstance(value, bool)
         if not fits or not value >= self.least:  # type: ignore[operator]
-            raise ValueError(f"{name} must be {what} of at least {self.least}, got {shown(value)}")
+            raise ValueError(
+                f"{name} must be {expected} of at least {self.least}, got {shown(value)}"
+            )
         if value > self.most:  # type: ignore[operator]
-            raise ValueError(f"{name} must be {what} of at most {self.most}, got {shown(value)}")
+            raise ValueError(
+                f"{name} must be {expected} of at most {self.most}, got {shown(value)}"
+            )
 
 
-# Of options, keys of a run file and settings of `prepare`, wherever they have the same name.
+# A limit holds for an option, a run file's key and a setting of `prepare` of the same name.
 LIMITS: Mapping[str, Limit] = {
     "batch": Limit(1, 10**7),
     "checkpoint_every": Limit(0),
@@ -88,7 +92,7 @@ LIMITS: Mapping[str, Limit] = {
 
 @dataclass(frozen=True)
 class CallSpec:
-    """A parsed `name(argument, key=value)`; arguments stay text until their owner reads them."""
+    """A parsed `name(argument, key=value)`; the caller converts the arguments from text."""
 
     name: str
     args: tuple[str, ...] = ()
@@ -103,14 +107,14 @@ _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
 def split_outside(text: str, separators: str) -> list[str]:
-    """Split at separators that stand outside parentheses; blanks around the parts are dropped."""
+    """Split at separators outside parentheses, and strip blanks around the parts."""
     parts, depth, current = [], 0, ""
     for char in text:
         depth += (char == "(") - (char == ")")
         if depth < 0:
             break
-        if depth > DEEPEST:
-            raise ValueError(f"parentheses deeper than {DEEPEST} in {shown(text)}")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"parentheses deeper than {MAX_DEPTH} in {shown(text)}")
         if depth == 0 and char in separators:
             parts.append(current.strip())
             current = ""
@@ -150,7 +154,7 @@ def parse_call(text: str) -> CallSpec:
 
 
 def bind(call: CallSpec, names: tuple[str, ...]) -> dict[str, str]:
-    """Give every argument of a call its name; unknown and doubled ones are refused."""
+    """The arguments of a call by name; unknown and repeated arguments are refused."""
     if len(call.args) > len(names):
         raise ValueError(f"{call.name} takes at most {len(names)} arguments, got {str(call)!r}")
     bound = dict(zip(names, call.args, strict=False))
@@ -165,7 +169,7 @@ def bind(call: CallSpec, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def parse_number(name: str, text: str, low: float, high: float) -> float:
-    """A number within [low, high]; `name` is what the error calls it."""
+    """A number within [low, high]; the error names it `name`."""
     try:
         value = float(text)
     except ValueError:
@@ -175,9 +179,9 @@ def parse_number(name: str, text: str, low: float, high: float) -> float:
 
 
 def parse_int(name: str, text: str, low: int, high: int = LARGEST_COUNT) -> int:
-    """A whole number within [low, high]; `name` is what the error calls it."""
+    """A whole number within [low, high]; the error names it `name`."""
     if re.fullmatch(r"\s*[+-]?[0-9]{1,100}\s*", text):
-        number = int(text)  # a float would round the larger ones
+        number = int(text)  # a float would round large numbers
         _check_range(name, text, number, (low, high))
         return number
     value = parse_number(name, text, low, high)
@@ -187,20 +191,20 @@ def parse_int(name: str, text: str, low: int, high: int = LARGEST_COUNT) -> int:
 
 
 def _check_range(name: str, text: str, value: float, span: tuple[float, float]) -> None:
-    """Refuse what lies outside, and nan."""
+    """Refuse a number outside of the range, and nan."""
     if not span[0] <= value <= span[1]:
         low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in span)
         raise ValueError(f"{name} must be between {low} and {high}, got {one_line(text)}")
 
 
 def parse_quotas(text: str) -> tuple[float, ...]:
-    """Relative shares of the workers, such as `2,2,1,1`; none of an empty text."""
+    """Relative shares of the workers, such as `2,2,1,1`; an empty text gives no shares."""
     parts = text.split(",") if text else []
     return tuple(parse_number("--quotas", part, 0, 1e9) for part in parts)
 
 
 def parse_path(name: str, text: str) -> Path:
-    """A path that a file system can have, whether it is there or not."""
+    """A path, refused if blank or with a NUL; the file need not exist."""
     if not text.strip() or "\0" in text:
         raise ValueError(f"{name} must be a path, got {shown(text)}")
     return Path(text)
@@ -211,7 +215,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2*
 
 @dataclass(frozen=True)
 class Size:
-    """A cache size as the user wrote it: a share of all rows, a number of rows, or bytes."""
+    """A size as the user wrote it: a share of all rows, a number of rows, or bytes."""
 
     amount: float
     unit: str  # "share", "rows" or "bytes"

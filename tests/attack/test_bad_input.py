@@ -11,7 +11,7 @@ import pytest
 
 from embroute.cli.main import main
 from embroute.config.cluster_file import read_cluster
-from embroute.config.spec import LARGEST_MESSAGE, LARGEST_SEED, parse_int
+from embroute.config.spec import LARGEST_SEED, MAX_MESSAGE, parse_int
 from embroute.data.open import DataOptions, open_source
 from embroute.policies.catalog import make_policy
 from embroute.train.run_file import RunFile, read_run_file
@@ -107,7 +107,7 @@ def test_bad_option_is_named_in_one_line(
     monkeypatch.chdir(tmp_path)
     line = told(monkeypatch, capsys, *shlex.split(command))
     assert message in line
-    assert len(line) <= LARGEST_MESSAGE + 100 or line.startswith("Error: ")
+    assert len(line) <= MAX_MESSAGE + 100 or line.startswith("Error: ")
 
 
 def test_full_disk_error_names_the_option(monkeypatch: Patch, capsys: Captured) -> None:
@@ -185,7 +185,7 @@ def test_bad_run_file_error_names_file_and_key(text: str, message: str, tmp_path
     with pytest.raises(ValueError, match=r"run\.yaml") as caught:
         read_run_file(path)
     assert message in str(caught.value)
-    assert len(str(caught.value)) < LARGEST_MESSAGE
+    assert len(str(caught.value)) < MAX_MESSAGE
 
 
 def test_run_file_columns_may_be_text_or_numbers(tmp_path: Path) -> None:
@@ -243,4 +243,4 @@ def test_error_lists_only_some_of_many_columns(tmp_path: Path) -> None:
     header = ",".join(f"column{i}" for i in range(20_000))
     with pytest.raises(ValueError, match=r"has no column 'y'.* and 19950 more") as caught:
         open_source(table_file(tmp_path, f"{header}\n"), DataOptions(label="y"))
-    assert len(str(caught.value)) < LARGEST_MESSAGE
+    assert len(str(caught.value)) < MAX_MESSAGE
