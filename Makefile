@@ -2,7 +2,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test test-all check bench clean
 .DEFAULT_GOAL := demo
 
 setup: $(READY)  ## create .venv with everything the project needs
@@ -24,8 +24,11 @@ demo: $(READY)  ## price every policy on the built-in shopping trace, then train
 	$(BIN)/embroute report runs/demo-vanilla runs/demo-embroute --html runs/train.html
 	@echo "All ranks ran on this machine: compare the rows moved, not the speed."
 
-test: $(READY)  ## the fast test suite
-	$(BIN)/python -m pytest -n 2
+test: $(READY)  ## the fast tests, under three minutes on two cores
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-all: $(READY)  ## every test in full size; MARKS="not slow" leaves out those of minutes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(MARKS)"
 
 check: $(READY)  ## style, types, shape
 	$(BIN)/ruff check .

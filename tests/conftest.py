@@ -1,8 +1,12 @@
-"""One profile for generated tests: the same examples in every run, and no deadline."""
+"""Sets the size of tests before they are collected."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+import pytest
 
-settings.register_profile("steady", derandomize=True, deadline=None)
-settings.load_profile("steady")
+from tests.sizes import choose_size
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Small tests unless `-m` selects the full ones, as `make test-all` does."""
+    choose_size(config.option.markexpr)

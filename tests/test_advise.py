@@ -32,6 +32,8 @@ from embroute.simulate.advisor import (
 from embroute.simulate.simulation import measure
 from embroute.train.run_file import RunFile, read_run_file
 
+pytestmark = pytest.mark.xdist_group("advise")
+
 POLICIES = ("vanilla", "herald", "esd(1)")
 
 
@@ -149,6 +151,7 @@ def test_written_cluster_file_reads_back_equal(tmp_path: Path) -> None:
     assert read_cluster(tmp_path / "net.yaml") == cluster
 
 
+@pytest.mark.full
 def test_advise_command_writes_a_run_file(tmp_path: Path) -> None:
     out = tmp_path / "run.yaml"
     arguments = ["--network", "edge-4", "--workers", "2,4", "--batch", "64", "--dim", "256"]
@@ -174,6 +177,7 @@ def test_advise_command_chooses_in_place_on_one_machine(tmp_path: Path) -> None:
     assert (run.policy, run.workers, run.cache) == ("in-place", 2, RunFile.cache)
 
 
+@pytest.mark.full
 def test_unreachable_target_is_refused() -> None:
     arguments = ["advise", "--network", "edge-4", "--batch", "64", "--workers", "4"]
     result = CliRunner().invoke(cli, [*arguments, "--target-samples-per-s", "1e9"])

@@ -24,6 +24,7 @@ from embroute.planner.kernels.shortest_paths import (
     has_fault,
     move_overflow,
 )
+from tests.sizes import sized
 
 Costs = Callable[[np.random.Generator, int, int], F64]
 
@@ -181,7 +182,7 @@ def test_assignment_equals_scipy_on_larger_cases(costs: Costs, samples: int, wor
     check(costs(rng, samples, workers), even(samples, workers))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=sized(100, 400))
 @given(st.data())
 def test_assignment_equals_scipy_on_generated_cases(data: st.DataObject) -> None:
     samples, workers = data.draw(st.integers(0, 12)), data.draw(st.integers(1, 4))

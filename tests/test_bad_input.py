@@ -24,9 +24,11 @@ from embroute.launch.in_process import InProcessTransport, run_in_process
 from embroute.nn.settings import Settings
 from embroute.train.run_file import RunFile, read_run_file
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
+from tests.sizes import marked_full
 
 ROOT = Path(__file__).parent.parent
 STEPS, EVERY = 60, 20
+FILES = ["shard0", "dense", "brain", "worker1"]
 Patch = pytest.MonkeyPatch
 
 
@@ -205,7 +207,7 @@ def test_resume_with_another_cache_size_trains_the_remaining_steps(
     assert len(run(settings, batches(2, STEPS))["worker1"].losses) == STEPS - 40
 
 
-@pytest.mark.parametrize("name", ["shard0", "dense", "brain", "worker1"])
+@pytest.mark.parametrize("name", marked_full(FILES, ["shard0"]))
 def test_resume_refuses_a_truncated_checkpoint_and_keeps_it(name: str, tmp_path: Path) -> None:
     settings = saving(tmp_path)
     with pytest.raises(OSError, match="clicks"):
@@ -220,7 +222,7 @@ def test_resume_refuses_a_truncated_checkpoint_and_keeps_it(name: str, tmp_path:
     assert_goes_on(settings, tmp_path, 40)
 
 
-@pytest.mark.parametrize("name", ["shard0", "dense", "brain", "worker1"])
+@pytest.mark.parametrize("name", marked_full(FILES, ["brain"]))
 def test_resume_refuses_a_checkpoint_with_a_flipped_bit(name: str, tmp_path: Path) -> None:
     settings = saving(tmp_path)
     with pytest.raises(OSError, match="clicks"):

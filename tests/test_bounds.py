@@ -19,6 +19,7 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.planner.bounds import Bound, kept_uses
 from embroute.planner.setup import Setup
 from embroute.simulate.simulation import Outcome, Workload, measure_named, workload_bound
+from tests.sizes import sized
 from tests.workloads import draw_batches, setups
 
 Uses = list[set[int]]
@@ -109,11 +110,11 @@ def assert_not_above(least: Bound, outcome: Outcome) -> None:
     assert least.step_time_s <= outcome.step_time_s * (1 + 1e-12)
 
 
-steady = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+steady = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("name", EXACT)
-@settings(steady, max_examples=25)
+@settings(steady, max_examples=sized(8, 25))
 @given(job=jobs())
 def test_exact_policies_stay_above_the_lower_bound(name: str, job: Workload) -> None:
     outcome = measured(name, job)
@@ -121,7 +122,7 @@ def test_exact_policies_stay_above_the_lower_bound(name: str, job: Workload) -> 
         assert_not_above(workload_bound(job), outcome)
 
 
-@settings(steady, max_examples=25)
+@settings(steady, max_examples=sized(8, 25))
 @given(job=jobs())
 def test_in_place_stays_above_the_lower_bound(job: Workload) -> None:
     job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
@@ -162,7 +163,7 @@ def brute_force(uses: Uses, capacity: int) -> int:
     return 0
 
 
-@settings(steady, max_examples=150)
+@settings(steady, max_examples=sized(40, 150))
 @given(st.lists(st.sets(st.integers(0, 4), max_size=4), min_size=1, max_size=6), st.integers(0, 5))
 def test_kept_uses_equal_brute_force(uses: Uses, capacity: int) -> None:
     steps = len(uses)
@@ -183,7 +184,7 @@ def alone(job: Workload, cache: float) -> Workload:
     return replace(job, setup=setup)
 
 
-@settings(steady, max_examples=25)
+@settings(steady, max_examples=sized(8, 25))
 @given(job=jobs(whole_batches=False))
 def test_one_worker_with_a_full_cache_reaches_the_lower_bound(job: Workload) -> None:
     # Nobody else needs a row and nothing is evicted, so each row is made or pulled at its first
@@ -194,7 +195,7 @@ def test_one_worker_with_a_full_cache_reaches_the_lower_bound(job: Workload) -> 
     assert outcome.transmission_cost_s == pytest.approx(least.transmission_cost_s)
 
 
-@settings(steady, max_examples=50)
+@settings(steady, max_examples=sized(15, 50))
 @given(job=jobs(whole_batches=False), cache=st.sampled_from([0.3, 0.5, 0.7]))
 def test_one_clairvoyant_worker_reaches_the_lower_bound(job: Workload, cache: float) -> None:
     # From empty caches: a warm-up may leave other rows than the best ones for what follows.
@@ -209,7 +210,7 @@ def setup_of(setup: Setup, cache: float) -> Setup:
     return replace(setup, cache=Size(cache, "share"))
 
 
-@settings(steady, max_examples=25)
+@settings(steady, max_examples=sized(8, 25))
 @given(job=jobs())
 def test_larger_cache_never_raises_the_lower_bound(job: Workload) -> None:
     shares = (0.0, 0.2, 0.5, 1.0)

@@ -34,9 +34,13 @@ SHORT: tuple[str, ...] = (
     "4",
 )
 SHORT += ("--report-caches", "10%,20%")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"
+    ),
+]
 Made = tuple[Path, dict[str, Any]]
 Browser = webdriver.Chrome
 

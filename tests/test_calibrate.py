@@ -14,6 +14,8 @@ from embroute.data.synthetic.generator import LOG_PRESETS, Preset, SyntheticSour
 from embroute.data.synthetic.presets import FieldLaw, Knobs
 from embroute.data.synthetic.sampling import ITEM, USER
 
+pytestmark = pytest.mark.full
+
 SAMPLES = 300_000
 LAW = FieldLaw("id", 5000, USER, 1.4, tail=0.1, offset=3.0, top=0.2)
 SOURCE_LAWS = (LAW, replace(LAW, name="item", side=ITEM))

@@ -21,6 +21,7 @@ from embroute.planner.setup import Setup
 from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, PolicyEntry, make_policy
 from embroute.policies.dispatch.esd import hybrid
 from embroute.simulate.simulation import Workload, measure_named, simulate
+from tests.sizes import sized
 
 # A value of every option, other than its default.
 VALUES: Mapping[str, Mapping[str, str]] = {
@@ -264,7 +265,7 @@ def dealings(draw: st.DrawFn) -> tuple[F64, I64]:
     return cost_SW, quotas
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=sized(50, 200))
 @given(dealings())
 def test_esd_opt_never_costs_more_than_heu(dealing: tuple[F64, I64]) -> None:
     cost_SW, quotas_W = dealing

@@ -18,6 +18,8 @@ from embroute.cli.main import cli
 from embroute.cli.outputs import rough
 from embroute.cli.simulate import CSV_COLUMNS
 
+pytestmark = pytest.mark.xdist_group("compare")
+
 MANUAL = Path(__file__).parent.parent / "docs" / "compare-json.md"
 SHORT = ("--steps", "14", "--warmup", "4")
 MOVED = ("miss_pull", "stale_pull", "update_push", "evict_push", "drain", "allreduce")
@@ -241,7 +243,7 @@ WIDE = "dispatch=esd(0.25, ties=any) sync=until-last-use(30) evict=clairvoyant(3
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
+        pytest.param((), marks=pytest.mark.full),
         ("--policies", f"{WIDE},esd(1,workers=fast),lower-bound"),
         ("--policies", WIDE, "--dim", "100000", "--compute-ms-per-sample", "1e9"),
         ("--policies", "herald", "--dim", "1"),
@@ -308,6 +310,7 @@ def test_compare_lists_reference_policies_last() -> None:
     assert order == sorted(order)
 
 
+@pytest.mark.full
 def test_compare_omits_default_policies_that_refuse_adam() -> None:
     result = run("compare", *SHORT, "--optimizer", "adam")
     assert result.exit_code == 0

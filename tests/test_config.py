@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embroute.config.spec import (
@@ -18,8 +18,6 @@ from embroute.config.spec import (
     parse_size,
     split_outside,
 )
-
-steady = settings(deadline=None, derandomize=True)
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,8}", fullmatch=True)
 VALUES = st.from_regex(r"[A-Za-z0-9.%+]{1,6}", fullmatch=True)
@@ -47,7 +45,6 @@ def test_call_text_parses_into_name_and_arguments(text: str, call: CallSpec) -> 
     assert parse_call(text) == call
 
 
-@steady
 @given(NAMES, st.lists(VALUES, max_size=3), st.dictionaries(NAMES, VALUES, max_size=3))
 def test_printed_call_parses_to_the_same_call(
     name: str, args: list[str], options: dict[str, str]

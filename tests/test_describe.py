@@ -17,6 +17,7 @@ from embroute.cli.data import data_group
 from embroute.data.batch import PADDING, ArraySource, Batch, one_hot
 from embroute.data.describe import RECENT_BATCHES, describe, top_share
 from embroute.data.schema import Field, Schema, Table
+from tests.sizes import sized
 
 
 def source_of(ids_SF: list[list[int]], sizes: tuple[int, ...], chunk: int = 3) -> ArraySource:
@@ -40,7 +41,7 @@ def test_description_by_hand() -> None:
     assert found.reuse.in_previous == found.reuse.in_recent == pytest.approx(2 / 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sized(15, 40))
 @given(
     st.lists(st.tuples(st.integers(-1, 9), st.integers(0, 29)), min_size=1, max_size=120),
     st.integers(1, 5),

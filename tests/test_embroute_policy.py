@@ -36,15 +36,15 @@ from embroute.policies.embroute.quotas import CostCurves, clip_shares, solve_quo
 from embroute.policies.embroute.search import move_sample, refit
 from embroute.policies.embroute.uses import UNTRAINED_USE, USE_KINDS, Nodes
 from embroute.simulate.simulation import Workload, measure_named, simulate
+from tests.sizes import marked_full, sized
 from tests.test_anneal import BATCH, BATCHES, loads_of, total, window
-
-SOURCE, KAGGLE = open_source("online-retail"), open_source("criteo-kaggle")
 
 
 def job(network: str, compute_ms: float, dim: int = 64) -> Workload:
+    source = open_source("online-retail")
     cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
-    setup = Setup(SOURCE.schema, cluster, dim, batch_size=64 * cluster.num_workers)
-    return Workload(SOURCE, setup, 50, 10)
+    setup = Setup(source.schema, cluster, dim, batch_size=64 * cluster.num_workers)
+    return Workload(source, setup, sized(24, 50), 10)
 
 
 def samples(policy: str, given: Workload) -> I64:
@@ -322,7 +322,7 @@ def test_auto_effort_follows_the_step_time() -> None:
 
 
 @pytest.mark.parametrize("compute_ms", [0.0, 0.2])
-@pytest.mark.parametrize("network", ["edge-4", "uneven-4", "dc-4"])
+@pytest.mark.parametrize("network", marked_full(["edge-4", "uneven-4", "dc-4"], ["edge-4"]))
 def test_embroute_is_never_much_slower_than_rivals(network: str, compute_ms: float) -> None:
     given = job(network, compute_ms, 512)
     names = ["esd(1)", "herald", "esd(1, workers=0)", "esd(1, workers=0+1)"]
@@ -330,7 +330,7 @@ def test_embroute_is_never_much_slower_than_rivals(network: str, compute_ms: flo
     assert measure_named("embroute", given).step_time_s <= 1.02 * best
 
 
-@pytest.mark.parametrize("cache", [180, 200])
+@pytest.mark.parametrize("cache", [pytest.param(180, marks=pytest.mark.full), 200])
 def test_small_caches_keep_quotas_within_their_ranges(
     cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,10 +358,12 @@ def test_small_caches_keep_quotas_within_their_ranges(
     assert asked
 
 
+@pytest.mark.full
 def test_embroute_uses_one_worker_where_one_is_fastest() -> None:
     """With empty caches two workers are hardly slower, and everything pulled was new."""
-    setup = Setup(KAGGLE.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
-    given = Workload(KAGGLE, setup, 30, 10)
+    source = open_source("criteo-kaggle")
+    setup = Setup(source.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
+    given = Workload(source, setup, 30, 10)
     alone = measure_named("esd(1, workers=0)", given).step_time_s
     assert alone < 0.8 * measure_named("esd(1)", given).step_time_s
     assert measure_named("embroute", given).step_time_s < 1.01 * alone

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.full
 def test_real_run_writes_the_scores_of_its_evaluation(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "embroute", "train", "--workers", "2", "--steps", "8"]

@@ -14,13 +14,14 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import NEVER
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
+from tests.sizes import sized
 from tests.workloads import Workload, make_batch, star
 
 ROWS = 12
 Event = tuple[int, int]  # the missing row and the row that left for it, or -1
 Steps = list[list[int]]
 
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=sized(15, 40))
 # The low rows more often, so that counts differ.
 rows = st.tuples(st.integers(0, ROWS - 1), st.integers(0, ROWS - 1)).map(min)
 traces = st.lists(rows, min_size=1, max_size=150)

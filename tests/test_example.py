@@ -37,6 +37,7 @@ def test_routed_example_differs_from_plain_in_six_lines() -> None:
     assert "embroute" not in "\n".join(plain).partition("import argparse")[2]
 
 
+@pytest.mark.full
 def test_routed_example_prints_the_losses_of_plain_torch() -> None:
     expected = losses(PLAIN)
     assert len(expected) == 2

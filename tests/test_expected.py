@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ SIZES, EXPONENTS = (1500, 8000, 400, 3000), (1.05, 0.8, 0.0, 1.3)
 WORKERS, SAMPLES, STEPS, WARMUP = 4, 64, 352, 160
 
 
+@cache
 def drawn() -> tuple[ArraySource, tuple[Law, ...]]:
     """Samples of four independent fields, and the law of every row."""
     rng, columns, laws, first = np.random.default_rng(5), [], [], 0
@@ -41,16 +43,17 @@ def drawn() -> tuple[ArraySource, tuple[Law, ...]]:
     return ArraySource(schema, batch), tuple(laws)
 
 
-SOURCE, LAWS = drawn()
-DEMAND = Demand(LAWS, (1.0,) * len(SIZES), SAMPLES, WORKERS)
+def demand(num_workers: int = WORKERS) -> Demand:
+    return Demand(drawn()[1], (1.0,) * len(SIZES), SAMPLES, num_workers)
 
 
 def job(share: float) -> Workload:
     # Wide rows: FAE keeps every table below 1 MB on all workers.
+    source = drawn()[0]
     setup = Setup(
-        SOURCE.schema, open_cluster("dc-4"), 1024, WORKERS * SAMPLES, cache=Size(share, "share")
+        source.schema, open_cluster("dc-4"), 1024, WORKERS * SAMPLES, cache=Size(share, "share")
     )
-    return Workload(SOURCE, setup, STEPS, WARMUP)
+    return Workload(source, setup, STEPS, WARMUP)
 
 
 def simulated(policy: str, share: float) -> Expected:
@@ -66,36 +69,36 @@ def close(found: Expected, counted: Expected, kinds: tuple[str, ...]) -> None:
 
 
 def test_expected_traffic_of_nocache_is_near_the_simulator() -> None:
-    close(expected.nocache(DEMAND), simulated("nocache", 0.2), ("miss", "update"))
+    close(expected.nocache(demand()), simulated("nocache", 0.2), ("miss", "update"))
 
 
-@pytest.mark.parametrize("share", [0.05, 0.2])
+@pytest.mark.parametrize("share", [pytest.param(0.05, marks=pytest.mark.full), 0.2])
 def test_expected_traffic_of_vanilla_is_near_the_simulator(share: float) -> None:
-    found = expected.vanilla(DEMAND, share * sum(SIZES))
+    found = expected.vanilla(demand(), share * sum(SIZES))
     close(found, simulated("vanilla", share), ("miss", "stale", "update"))
 
 
-@pytest.mark.parametrize("bound", [1, 10])
+@pytest.mark.parametrize("bound", [pytest.param(1, marks=pytest.mark.full), 10])
 def test_expected_traffic_of_het_is_near_the_simulator(bound: int) -> None:
-    found = expected.het(DEMAND, 0.1 * sum(SIZES), bound)
+    found = expected.het(demand(), 0.1 * sum(SIZES), bound)
     close(found, simulated(f"het({bound})", 0.1), ("miss", "stale", "update", "evict"))
 
 
 def test_expected_traffic_of_het_0_equals_vanilla() -> None:
-    assert expected.het(DEMAND, 900, 0) == expected.vanilla(DEMAND, 900)
+    assert expected.het(demand(), 900, 0) == expected.vanilla(demand(), 900)
 
 
-@pytest.mark.parametrize("policy", ["fae", "scars"])
+@pytest.mark.parametrize("policy", [pytest.param("fae", marks=pytest.mark.full), "scars"])
 def test_expected_traffic_of_hot_sets_is_near_the_simulator(policy: str) -> None:
     text = f"{policy}(hot=1500rows)"
     hot_R = start_simulation(make_policy(text), job(0.2)).hot_R
     hot = HotSet(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
-    share = expected.free_share(DEMAND, hot)
+    share = expected.free_share(demand(), hot)
     assert 0.05 < share < 0.6
-    found = expected.scars(DEMAND, hot)
+    found = expected.scars(demand(), hot)
     if policy == "fae":
         room = 0.2 * sum(SIZES) - hot_R.sum()
-        found = expected.fae(DEMAND, hot, room, expected.Turn(16 * (1 - share), 16 * share))
+        found = expected.fae(demand(), hot, room, expected.Turn(16 * (1 - share), 16 * share))
     close(found, simulated(text, 0.2), ("reduced",))
 
 
@@ -114,12 +117,12 @@ def test_expected_traffic_accepts_34_million_rows() -> None:
 
 
 def test_expected_misses_of_a_full_cache_are_zero() -> None:
-    found = expected.vanilla(DEMAND, sum(SIZES))
+    found = expected.vanilla(demand(), sum(SIZES))
     assert found.miss == 0
     # But before every row has come once, it does.
-    young = expected.vanilla(DEMAND, sum(SIZES), age=20)
+    young = expected.vanilla(demand(), sum(SIZES), age=20)
     assert young.miss > 0
     assert young.update == found.update
-    alone = expected.vanilla(Demand(LAWS, DEMAND.lookups, SAMPLES, 1), sum(SIZES))
+    alone = expected.vanilla(demand(1), sum(SIZES))
     assert alone.stale == pytest.approx(0, abs=1e-9)
     assert expected.residence(np.array([0.5]), np.array([10.0]), 10) == math.inf

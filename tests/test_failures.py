@@ -22,6 +22,8 @@ from embroute.launch.rank import rank_names
 from embroute.train.run_file import RUN_FILE, RunFile
 from tests.processes import TORCHRUN, begin, finish, pid_of
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 OPTIONS = ["--workers", "2", "--batch", "64", "--dim", "8", "--hidden", "16", "--held-out", "0"]
 OPTIONS += ["--dtype", "float64"]
 STEPS, EVERY = 600, 40
@@ -103,6 +105,7 @@ def test_restart_after_a_killed_shard_changes_no_bit(whole: Path, tmp_path: Path
     assert_same(tmp_path, whole)
 
 
+@pytest.mark.full
 def test_torchrun_restart_after_a_killed_worker_changes_no_bit(whole: Path, tmp_path: Path) -> None:
     RunFile(
         workers=2,
@@ -122,6 +125,7 @@ def test_torchrun_restart_after_a_killed_worker_changes_no_bit(whole: Path, tmp_
     assert_same(tmp_path / "run", whole)
 
 
+@pytest.mark.full
 def test_restart_of_in_place_after_a_killed_worker_changes_no_bit(tmp_path: Path) -> None:
     code, output = finish(start(tmp_path / "whole", "--policy", "in-place"))
     assert code == 0, output
@@ -129,6 +133,7 @@ def test_restart_of_in_place_after_a_killed_worker_changes_no_bit(tmp_path: Path
     assert_same(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_all_ranks_end_when_one_is_killed(tmp_path: Path) -> None:
     run = start(tmp_path, "--peer-timeout", "30", steps=100_000)
     wait_for_checkpoint(run, tmp_path)
@@ -151,6 +156,7 @@ def send(run: subprocess.Popen[str], number: signal.Signals) -> None:
         run.send_signal(number)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stop_signal_saves_and_resume_changes_no_bit(
     number: signal.Signals, whole: Path, tmp_path: Path

@@ -42,6 +42,7 @@ JOBS = {
 EXCHANGES = {(2, 1): SOCKETS, (3, 2): SOCKETS, (2, 2): GLOO}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("workers", "shards"), JOBS)
 def test_torchrun_jobs_equal_plain_torch_and_the_simulator(
     workers: int, shards: int, tmp_path: Path

@@ -35,10 +35,14 @@ nodes:
   w1: [worker1]
 """
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
-    reason="network namespaces need root, ip and tc",
-)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.xdist_group("processes"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+        reason="network namespaces need root, ip and tc",
+    ),
+]
 
 
 def emulated(*arguments: str) -> str:

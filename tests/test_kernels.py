@@ -33,8 +33,9 @@ from embroute.planner.kernels.cache import (
 from embroute.planner.kernels.transfers import Transfers, empty_counts, tally
 from embroute.policies.sync.decision import touch_modes
 from embroute.policies.sync.on_demand import copies_to_return
+from tests.sizes import sized
 
-few = settings(max_examples=150, deadline=None, derandomize=True)
+few = settings(max_examples=sized(40, 150))
 seeds = st.integers(0, 2**32 - 1)
 
 

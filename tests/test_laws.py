@@ -24,6 +24,7 @@ from embroute.policies.catalog import SYSTEMS, make_policy
 from tests.jobs import slow_shards
 from tests.moves import demand
 from tests.referee import Referee
+from tests.sizes import marked_full, sized
 from tests.workloads import Workload, draw_batches, long_workload, one_row_each, star, workloads
 
 Arrays = dict[str, npt.NDArray[np.float64]]  # of any type
@@ -66,9 +67,7 @@ VARIANTS = [
 ]
 POLICIES = [*SYSTEMS, *VARIANTS]
 
-few = settings(
-    max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+few = settings(max_examples=sized(3, 12), suppress_health_check=list(HealthCheck))
 NEEDS = re.compile(r"worker (\d+) needs (\d+) rows of width (\d+).* in step (\d+)")
 
 
@@ -199,7 +198,7 @@ def test_random_workloads_keep_the_laws(name: str, workload: Workload) -> None:
     play(policy, trainable(policy, workload))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", marked_full(POLICIES, SYSTEMS))
 def test_long_runs_keep_the_laws(name: str) -> None:
     referee = play(make_policy(name), long_workload("rowwise-adagrad"), compare_every=25)
     assert sum(referee.made.values()) > 2000
@@ -209,16 +208,16 @@ def test_runs_with_all_reduced_rows_keep_the_laws() -> None:
     """Some rows are all-reduced in some steps, their caches are full, and they leave again."""
     long = long_workload("rowwise-adagrad")
     setup = replace(long.setup, cluster=slow_shards(3, 2), batch_size=24, shares=())
-    batches = draw_batches(setup.schema, [24] * 149 + [5], 7)
+    batches = draw_batches(setup.schema, [24] * sized(49, 149) + [5], 7)
     policy, crowded = make_policy("embroute(quotas=equal)"), Workload(setup, batches)
-    play(policy, crowded, compare_every=1)
+    play(policy, crowded, compare_every=sized(10, 1))
     rows = [step.plan.replicated_U for step in crowded.plans(policy, crowded.start(policy))]
     assert 10 < sum(len(reduced) > 0 for reduced in rows) < len(rows)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", marked_full(POLICIES, SYSTEMS))
 @given(workload=workloads())
-@settings(few, max_examples=4)
+@settings(few, max_examples=sized(2, 4))
 def test_planning_changes_no_state_and_repeats(name: str, workload: Workload) -> None:
     """Law 6, and that only `advance` changes state."""
     policy = make_policy(name)
@@ -254,7 +253,7 @@ BLIND = [name for name in POLICIES if not make_policy(name).dispatch.looks_at_ca
 
 @pytest.mark.parametrize("name", [n for n in BLIND if not make_policy(n).regroup])
 @given(workload=workloads())
-@settings(few, max_examples=6)
+@settings(few, max_examples=sized(2, 6))
 def test_cache_refusal_names_exactly_the_rows_needed(name: str, workload: Workload) -> None:
     """The cache a refusal asks for passes that worker's step; one row less does not."""
     policy = make_policy(name)
@@ -315,7 +314,7 @@ def test_run_of_het_refuses_adam(name: str) -> None:
 
 
 @given(st.data())
-@settings(few, max_examples=30)
+@settings(few, max_examples=sized(10, 30))
 def test_quotas_are_whole_and_fair(data: st.DataObject) -> None:
     """Quotas add up, stay within one of their share, and a zero share gets nothing."""
     workers = data.draw(st.integers(1, 5))

@@ -32,10 +32,11 @@ def pages(how: str) -> tuple[list[str], int]:
     return said, int(last)
 
 
+@pytest.mark.full
 def test_freed_memory_is_kept_for_the_next_step() -> None:
     said, kept = pages("kept")
     if said == ["unable"]:
-        pytest.skip("the system's allocator has no such setting")
+        pytest.skip("the allocator of this system cannot keep memory")
     _, given_back = pages("as it is")
     assert kept < 50
     assert given_back > 1000  # or the test would show nothing

@@ -27,6 +27,7 @@ from tests.jobs import (
     train,
 )
 from tests.promises import assert_kept, promise
+from tests.sizes import marked_full
 
 STEPS, TOPOLOGY = 40, (3, 2)
 POLICY = "embroute(effort=200)"
@@ -57,7 +58,9 @@ def misses(results: dict[str, Result]) -> int:
     return sum(int(result.meter.rows_by_kind[MISS_PULL]) for result in workers)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad", "adam"])
+@pytest.mark.parametrize(
+    "optimizer", marked_full(["sgd", "adagrad", "rowwise-adagrad", "adam"], ["adagrad", "adam"])
+)
 def test_rows_initialised_by_workers_train_like_plain_torch(optimizer: str) -> None:
     stream, settings = growing(), settings_of(POLICY, TOPOLOGY[0])
     settings["debug"] = "steps"
@@ -97,7 +100,12 @@ def test_rows_loaded_from_a_file_are_pulled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("topology", "changes"),
-    [(TOPOLOGY, {}), ((2, 1), {}), (TOPOLOGY, {"seed": 5}), ((2, 1), {"seed": 5})],
+    [
+        pytest.param(TOPOLOGY, {}, marks=pytest.mark.full),
+        pytest.param((2, 1), {}, marks=pytest.mark.full),
+        pytest.param(TOPOLOGY, {"seed": 5}, marks=pytest.mark.full),
+        ((2, 1), {"seed": 5}),
+    ],
     ids=["same", "other shape", "other seed", "both"],
 )
 def test_rows_trained_before_a_resume_are_not_initialised_again(

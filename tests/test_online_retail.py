@@ -13,6 +13,8 @@ from embroute.config.spec import parse_call
 from embroute.data.batch import Batch, concat
 from embroute.data.online_retail import NUM_LINES, SIZES, RetailSource, open_retail
 
+pytestmark = pytest.mark.xdist_group("retail")
+
 FOLDER = Path(embroute.data.__file__).parent / "retail"
 
 

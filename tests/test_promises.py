@@ -41,8 +41,9 @@ from tests.jobs import (
     train,
 )
 from tests.promises import Promise, adapter, assert_kept, promise
+from tests.sizes import marked_full, sized
 
-STEPS, TOPOLOGY = 60, (3, 2)
+STEPS, TOPOLOGY = sized(25, 60), (3, 2)
 POLICIES = [
     "nocache",
     "vanilla",
@@ -73,6 +74,23 @@ POLICIES = [
     "dispatch=esd sync=on-demand evict=stale-first",
     "dispatch=esd sync=streamed evict=lru",
 ]
+SMALL = [
+    "nocache",
+    "vanilla",
+    "herald",
+    "embroute",
+    "in-place",
+    "fae(hot=0.4, rate=25, buffer=8)",
+    "scars(hot=0.3)",
+    "bagpipe(3)",
+    "unbounded(of=esd(0.5))",
+    "dispatch=esd sync=het(10) evict=clairvoyant(3)",
+    "dispatch=herald sync=write-through evict=lfu",
+    "dispatch=robin sync=until-last-use(4) evict=light-lfu",
+    "dispatch=block sync=none",
+    "dispatch=esd sync=on-demand evict=stale-first",
+    "dispatch=esd sync=streamed evict=lru",
+]
 
 
 def run(settings: Settings) -> tuple[Promise, dict[str, Result]]:
@@ -83,7 +101,7 @@ def run(settings: Settings) -> tuple[Promise, dict[str, Result]]:
     return promise(stream, "adagrad", TOPOLOGY, settings), results
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", marked_full(POLICIES, SMALL))
 def test_every_step_moves_the_rows_of_its_plan(policy: str) -> None:
     promised, results = run(settings_of(policy, TOPOLOGY[0]))
     assert len(promised.steps) >= STEPS
@@ -126,14 +144,20 @@ def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
     assert 0 < results["coordinator"].meter.other_bytes["notes"] - total < 10_000
 
 
-def test_simulated_and_trained_policies_cover_the_catalog() -> None:
-    text = " ".join(POLICIES)
+@pytest.mark.parametrize("policies", [SMALL, POLICIES], ids=["small", "full"])
+def test_simulated_and_trained_policies_cover_the_catalog(policies: list[str]) -> None:
+    text = " ".join(policies)
     for names in (SYSTEMS, DISPATCHES, SYNCS, EVICTS):
         assert [name for name in names if name not in text] == []
 
 
 @pytest.mark.parametrize(
-    ("policy", "other"), [("esd(1)", "vanilla"), ("vanilla", "in-place"), ("in-place", "herald")]
+    ("policy", "other"),
+    [
+        ("esd(1)", "vanilla"),
+        pytest.param("vanilla", "in-place", marks=pytest.mark.full),
+        pytest.param("in-place", "herald", marks=pytest.mark.full),
+    ],
 )
 def test_compare_with_reports_the_bytes_of_the_other_policy(policy: str, other: str) -> None:
     stream, figures = batches(3, STEPS), []
@@ -157,13 +181,16 @@ def test_compare_with_reports_the_bytes_of_the_other_policy(policy: str, other: 
     assert sum(own for own, _ in figures) != sum(others for _, others in figures)
 
 
-@pytest.mark.parametrize(("policy", "other"), [("esd(1)", "herald"), ("herald", "vanilla")])
+@pytest.mark.parametrize(
+    ("policy", "other"),
+    [("esd(1)", "herald"), pytest.param("herald", "vanilla", marks=pytest.mark.full)],
+)
 def test_reported_bytes_cover_checkpoints_evaluations_and_the_drain(
     policy: str, other: str, tmp_path: Path
 ) -> None:
     """Also what checkpoints, evaluations and the end bring home; not what evaluations look up."""
     stream, said = batches(3, STEPS), np.zeros(2, np.int64)
-    settings = settings_of(policy, 3) | {"held_out": batches(4, 2), "evaluate_every": 25}
+    settings = settings_of(policy, 3) | {"held_out": batches(4, 2), "evaluate_every": sized(10, 25)}
     settings |= {"checkpoint_every": 10, "compare_with": other}
 
     def main(rank: RankContext, policy: str) -> Meter:
@@ -193,7 +220,10 @@ def test_reported_bytes_cover_checkpoints_evaluations_and_the_drain(
     assert counted == [2 * said[0], 2 * said[1]]  # which are in floats, and the job is in doubles
 
 
-@pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "bagpipe(3)", "embroute", "het(3)"])
+@pytest.mark.parametrize(
+    "policy",
+    marked_full(["vanilla", "esd(1)", "bagpipe(3)", "embroute", "het(3)"], ["esd(1)", "het(3)"]),
+)
 def test_workers_and_shards_count_the_same_traffic(policy: str) -> None:
     workers, shards = TOPOLOGY
     stream, settings = batches(3, STEPS), settings_of(policy, workers) | {"debug": "steps"}

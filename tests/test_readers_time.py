@@ -23,6 +23,7 @@ from embroute.data.open import DataOptions, open_source
 from embroute.data.readers import file_source as reader
 from embroute.data.readers.decode import Keyed
 from embroute.data.readers.sorting import RunSizes, SortedSamples
+from tests.sizes import sized
 
 
 def pieces_of(times: list[int], size: int) -> Iterator[Keyed]:
@@ -33,7 +34,7 @@ def pieces_of(times: list[int], size: int) -> Iterator[Keyed]:
         yield Keyed(one_hot(keys), time)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sized(20, 60))
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=60),
     st.integers(1, 7),

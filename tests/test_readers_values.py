@@ -22,6 +22,7 @@ from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.formats import CRITEO_COLUMNS, criteo
 from embroute.data.readers.keys import Vocabulary, hashed_ids, keys_of, vocabulary
 from embroute.data.readers.parsing import ReadOptions
+from tests.sizes import sized
 
 WORDS = ["red", "", "blue", "red", "green", "blue"]
 
@@ -253,7 +254,7 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 
 @pytest.mark.parametrize("quoted", [False, True])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sized(20, 60))
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.sampled_from(["\n", "\r\n"]))
 def test_any_text_is_hashed_by_its_bytes(
     tmp_path_factory: pytest.TempPathFactory, quoted: bool, cells: list[tuple[str, str]], end: str
@@ -285,7 +286,7 @@ def test_progress_of_opening_reaches_100_percent(tmp_path: Path) -> None:
     assert len(shares) == told
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=sized(10, 30))
 @given(st.lists(st.lists(st.integers(-3000, 3000), max_size=2500), max_size=5))
 def test_vocabulary_numbers_keys_by_first_appearance(chunks: list[list[int]]) -> None:
     words: Vocabulary = vocabulary()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embroute.config.cluster_file import open_cluster
@@ -28,8 +28,6 @@ from embroute.policies.regroup import (
     interleave,
     regroup,
 )
-
-steady = settings(deadline=None, derandomize=True)
 
 NUM_ROWS = 10
 
@@ -75,7 +73,6 @@ def workloads(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], State, SwapSchedu
     return rows_SF, state_with(hot, draw(st.integers(1, 9))), schedule
 
 
-@steady
 @given(workloads())
 def test_regrouping_keeps_every_sample_in_pure_batches(
     workload: tuple[npt.NDArray[np.int64], State, SwapSchedule],
@@ -97,7 +94,6 @@ def test_regrouping_keeps_every_sample_in_pure_batches(
         assert all(len(batch) == size for batch in [b for b in out if b.hot == kind][:-1])
 
 
-@steady
 @given(workloads())
 def test_regrouping_keeps_the_order_of_each_kind(
     workload: tuple[npt.NDArray[np.int64], State, SwapSchedule],

@@ -22,6 +22,8 @@ from embroute.report.runs_page import runs_page
 from embroute.report.timeline import columns_of, workers_of
 from tests.pages import MOST_BYTES, block, compared, trained
 
+pytestmark = pytest.mark.xdist_group("reports")
+
 NAMES = ("vanilla", "het(100)", "esd(1)", "scars(hot=300rows)", "lower-bound")
 OPTIONS: tuple[str, ...] = ("--policies", ",".join(NAMES), "--steps", "24", "--warmup", "4")
 OPTIONS += ("--report-caches", "1rows,6%,20%", "--compute-ms-per-sample", "0.002")

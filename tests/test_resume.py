@@ -29,6 +29,7 @@ from tests.jobs import (
     slow_settings,
     train,
 )
+from tests.sizes import marked_full
 
 STEPS, EVERY = 60, 20
 
@@ -72,19 +73,22 @@ def same(first: Trained, second: Trained) -> None:
         np.testing.assert_array_equal(mine, its)
 
 
-@pytest.mark.parametrize("cut", [45, 52])
+@pytest.mark.parametrize("cut", [pytest.param(45, marks=pytest.mark.full), 52])
 @pytest.mark.parametrize(
     "policy",
-    [
-        "vanilla",
-        "esd(1)",
-        "bagpipe(3)",
-        "embroute(effort=200)",
-        "in-place",
-        "het(4)",
-        "fae(hot=0.5, buffer=8)",
-        "scars(hot=0.3)",
-    ],
+    marked_full(
+        [
+            "vanilla",
+            "esd(1)",
+            "bagpipe(3)",
+            "embroute(effort=200)",
+            "in-place",
+            "het(4)",
+            "fae(hot=0.5, buffer=8)",
+            "scars(hot=0.3)",
+        ],
+        ["esd(1)", "embroute(effort=200)", "in-place", "het(4)", "fae(hot=0.5, buffer=8)"],
+    ),
 )
 def test_resume_is_bit_identical(policy: str, cut: int, tmp_path: Path) -> None:
     workers, shards = topology = (3, 2)
@@ -105,9 +109,9 @@ def test_resume_is_bit_identical(policy: str, cut: int, tmp_path: Path) -> None:
     [
         free_settings("embroute(effort=auto, ahead=3)", 3, 2),
         crowded_settings("embroute(effort=200, quotas=equal)", 3, 2),
-        slow_settings("embroute(effort=200)", 3, 2),
+        pytest.param(slow_settings("embroute(effort=200)", 3, 2), marks=pytest.mark.full),
     ],
-    ids=["free quotas", "rows all-reduced", "in parts"],
+    ids=["free quotas", "rows all-reduced", "in chunks"],
 )
 def test_resume_is_bit_identical_with_learnt_state(settings: Settings, tmp_path: Path) -> None:
     workers, shards = topology = (3, 2)
@@ -137,10 +141,10 @@ STOPPED = {
 }
 STOPPED["free quotas"] = free_settings("embroute(effort=auto, ahead=3)", 3, 2)
 STOPPED["rows all-reduced"] = crowded_settings("embroute(effort=200, quotas=equal)", 3, 2)
-STOPPED["in parts"] = slow_settings("embroute(effort=200)", 3, 2)
+STOPPED["in chunks"] = slow_settings("embroute(effort=200)", 3, 2)
 
 
-@pytest.mark.parametrize("name", STOPPED)
+@pytest.mark.parametrize("name", marked_full(STOPPED, ["esd(1)", "in-place", "in chunks"]))
 def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path) -> None:
     """The drain of an end that no schedule asked for leaves no trace in what follows."""
     workers, shards = topology = (3, 2)
@@ -161,7 +165,7 @@ def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path) -> None:
     same(gathered(results, workers, shards), gathered(whole, workers, shards))
 
 
-@pytest.mark.parametrize("topology", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("topology", [pytest.param((1, 1), marks=pytest.mark.full), (2, 3)])
 def test_resume_on_another_topology_equals_plain_torch(
     topology: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -174,7 +178,13 @@ def test_resume_on_another_topology_equals_plain_torch(
     gathered(resumed, *topology).assert_equal(plain_cached("adagrad", 3, STEPS))
 
 
-@pytest.mark.parametrize(("first", "second"), [("in-place", "embroute"), ("embroute", "in-place")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("in-place", "embroute"),
+        pytest.param("embroute", "in-place", marks=pytest.mark.full),
+    ],
+)
 def test_resume_between_in_place_and_embroute_equals_plain_torch(
     first: str, second: str, tmp_path: Path
 ) -> None:

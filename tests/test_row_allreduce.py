@@ -20,13 +20,13 @@ from embroute.policies.catalog import make_policy
 from embroute.policies.embroute import row_allreduce as module
 from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
 from embroute.simulate.simulation import StepReport, Workload, simulate
-
-AVAZU = open_source("avazu")
+from tests.sizes import sized
 
 
 def steps(network: str, compute_ms: float) -> list[StepReport]:
     cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
-    given = Workload(AVAZU, Setup(AVAZU.schema, cluster, 512), 30, 10)
+    source = open_source("avazu")
+    given = Workload(source, Setup(source.schema, cluster, 512), sized(20, 30), 10)
     found = simulate(make_policy("embroute(effort=300)"), given)
     return [step for step in found if step.step >= given.warmup]
 
@@ -60,9 +60,10 @@ def test_all_reduced_rows_equal_a_search_through_all_counts(
     links: list[float], shard_ms: float
 ) -> None:
     """Against a search through all numbers of rows, from the most used on."""
-    setup = Setup(AVAZU.schema, star_cluster(links, 10.0), 512, 512, cache=Size(0.2, "share"))
+    source = open_source("avazu")
+    setup = Setup(source.schema, star_cluster(links, 10.0), 512, 512, cache=Size(0.2, "share"))
     horizon = Horizon(setup.schema.num_rows, 1)
-    batches = Workload(AVAZU, setup, 2, 0).batches()
+    batches = Workload(source, setup, 2, 0).batches()
     first, now = (next(batches) for _ in range(2))
     horizon.push(first)
     horizon.push(now)
@@ -90,7 +91,9 @@ def test_all_reduced_rows_equal_a_search_through_all_counts(
 
 def test_no_row_is_all_reduced_in_chunked_steps() -> None:
     cluster = replace(star_cluster([1.0] * 4, 10.0), compute_s_per_sample=5e-5)
-    given = Workload(AVAZU, Setup(AVAZU.schema, cluster, 512, 512, cache=Size(0.1, "share")), 20, 5)
+    source = open_source("avazu")
+    setup = Setup(source.schema, cluster, 512, 512, cache=Size(0.1, "share"))
+    given = Workload(source, setup, 20, 5)
     reports = list(simulate(make_policy("embroute(effort=300)"), given))
     assert max(step.traffic.hot_rows for step in reports) == 0
     assert max(step.traffic.chunks for step in reports) > 2
@@ -98,7 +101,7 @@ def test_no_row_is_all_reduced_in_chunked_steps() -> None:
 
 def test_learnt_pace_does_not_depend_on_all_reduced_rows() -> None:
     """A step that was relieved says the same about a step that is not."""
-    setup = Setup(AVAZU.schema, star_cluster([10.0] * 4, 10.0), 512, 512)
+    setup = Setup(open_source("avazu").schema, star_cluster([10.0] * 4, 10.0), 512, 512)
     time = steps("dc-8", 0.2)[0].time
     memory = outlook_of(setup, 0.0, 0.0)
     learn_pace(memory, time, module.NO_REDUCTION)

@@ -38,6 +38,7 @@ def said(output: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("killed", ["coordinator", "shard0", "worker1"])
 def test_every_rank_names_the_killed_rank(killed: str) -> None:
     run = start(ROUTED)
@@ -55,6 +56,7 @@ def test_every_rank_names_the_killed_rank(killed: str) -> None:
     assert f"exitcode  : {TRY_AGAIN} " in output
 
 
+@pytest.mark.full
 def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
@@ -71,6 +73,7 @@ def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
     assert f"exitcode  : {OWN_ERROR} " in output
 
 
+@pytest.mark.full
 def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     left = "if step == 60:\n            break\n        "
@@ -107,6 +110,7 @@ def test_signal_handler_of_a_script_is_kept() -> None:
     assert stopped(own, signal.SIGTERM) == (7, "")
 
 
+@pytest.mark.full
 def test_embroute_run_starts_a_script_and_prints_one_reason(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
@@ -127,7 +131,11 @@ def test_embroute_run_starts_a_script_and_prints_one_reason(tmp_path: Path) -> N
     ("arguments", "message"),
     [
         (["nowhere.py"], "SCRIPT nowhere.py: no such file"),
-        (["--shards", "2", "{script}"], "shards=1 in the script, embroute run --shards 2"),
+        pytest.param(
+            ["--shards", "2", "{script}"],
+            "shards=1 in the script, embroute run --shards 2",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_embroute_run_refuses_missing_scripts_and_wrong_shards(

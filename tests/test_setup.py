@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embroute.config.cluster import Cluster
@@ -16,8 +16,6 @@ from embroute.cost.step_time import OPTIMIZERS, record_bytes
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import DELTA, GRADIENT, VALUE, VALUE_STATE
 from embroute.planner.setup import Setup, parse_dim
-
-steady = settings(deadline=None, derandomize=True)
 
 
 def schema_of(*rows: int) -> Schema:
@@ -45,7 +43,6 @@ def setups(draw: st.DrawFn) -> Setup:
     return Setup(schema_of(*rows), edge(), tuple(widths), 8, optimizer, Size(amount, unit))
 
 
-@steady
 @given(setups())
 def test_cache_capacity_keeps_every_limit(setup: Setup) -> None:
     capacity_A = setup.capacity_WA[0]
@@ -121,7 +118,6 @@ def test_rows_on_the_host_of_a_worker_take_no_link_time() -> None:
     assert seconds == pytest.approx(np.full((1, 4), 0.75 * 64 / 1.25e9))
 
 
-@steady
 @given(
     st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0]), min_size=1, max_size=8).filter(sum),
     st.integers(0, 3000),

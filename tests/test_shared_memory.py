@@ -20,6 +20,7 @@ from embroute.transport.buffers import NOWHERE, CopyingTransport, MessageTranspo
 from embroute.transport.interface import LostPeerError
 from embroute.transport.shm import RingBuffer, SharedMemoryTransport, accept_memory, offer_memory
 from embroute.transport.sockets import SocketChannel
+from tests.sizes import sized
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
 SIZES = [1, 8, 0, 300, 4096, 64, 2000, 9000, 5] * 20
@@ -154,7 +155,7 @@ def test_shared_memory_leaves_no_file(opened: ExitStack) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 4)), max_size=60))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=sized(50, 200))
 def test_ring_buffer_keeps_messages_apart(moves: list[tuple[int, int]]) -> None:
     ring, held, read = RingBuffer(np.zeros(4096, np.uint8)), list[tuple[int, int]](), 0
     for size, reads in moves:

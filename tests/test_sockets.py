@@ -328,7 +328,7 @@ def test_local_addresses_follow_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 def test_ranks_connect_over_ipv6(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     if not os.path.exists("/proc/net/if_inet6"):
-        pytest.skip("no IPv6 here")
+        pytest.skip("this machine has no IPv6")
     monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["::1"])
     monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
 

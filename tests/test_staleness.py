@@ -11,8 +11,9 @@ from embroute.engine.observe.row_versions import Audit, audit
 from embroute.launch.in_process import run_in_process
 from embroute.policies.catalog import make_policy
 from tests.jobs import Trained, batches, gathered, settings_of, train
+from tests.sizes import marked_full, sized
 
-STEPS = 120
+STEPS = sized(60, 120)
 EXACT = [
     "het(0)",
     "vanilla",
@@ -38,7 +39,9 @@ def audited(policy: str, topology: tuple[int, int], share: float) -> Audit:
     return audit(stamps, make_policy(policy).exact)
 
 
-@pytest.mark.parametrize("policy", EXACT)
+@pytest.mark.parametrize(
+    "policy", marked_full(EXACT, ["het(0)", "esd(1)", "bagpipe(3)", "fae(hot=0.4, buffer=8)"])
+)
 def test_exact_policies_read_no_stale_row(policy: str) -> None:
     found = audited(policy, (3, 2), 1.0 if "hot" in policy else 0.75)
     assert found.reads > 50 * STEPS
@@ -46,7 +49,7 @@ def test_exact_policies_read_no_stale_row(policy: str) -> None:
 
 
 @pytest.mark.parametrize("share", [0.6, 1.0])
-@pytest.mark.parametrize("bound", [1, 3, 10])
+@pytest.mark.parametrize("bound", [1, 3, pytest.param(10, marks=pytest.mark.full)])
 def test_het_reads_stay_within_their_staleness_bound(bound: int, share: float) -> None:
     workers = 4
     found = audited(f"het({bound})", (workers, 2), share)
@@ -74,6 +77,7 @@ def test_row_versions_change_no_result() -> None:
         np.testing.assert_array_equal(mine, its)
 
 
+@pytest.mark.full
 def test_bounded_staleness_keeps_the_auc() -> None:
     """One short pass over labels of a known model: below the best, and not far behind exact."""
     case = Case(40_000, 8_000, rows=100, workers=2, dim=4, cache=0.6)

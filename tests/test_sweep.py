@@ -23,6 +23,8 @@ from benchmarks.sweep import (
 from embroute.data.open import open_source
 from embroute.simulate.simulation import measure_named
 
+pytestmark = pytest.mark.full
+
 NAMES = ["online-retail"]
 
 

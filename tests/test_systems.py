@@ -20,8 +20,10 @@ from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.simulate.simulation import Outcome, Workload, measure_named, simulate
 
+pytestmark = pytest.mark.xdist_group("systems")  # outcomes are kept between tests
+
 BLOCK = "dispatch=block sync=on-demand evict=lru"
-TRACES = ("retail", "criteo")
+TRACES = ["retail", pytest.param("criteo", marks=pytest.mark.full)]
 
 
 @dataclass(frozen=True)

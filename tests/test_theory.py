@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from embroute.config.cluster_file import open_cluster
 from embroute.cost.hot_rows import Draws, best_hot, expected_distinct, hot_threshold, predict_hot
 from embroute.kernels.array_types import I64
-
-steady = settings(deadline=None, derandomize=True)
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda c: np.array(c, np.int64))
 
@@ -34,7 +32,6 @@ def test_expected_distinct_rows_match_random_draws(lookups: int) -> None:
     assert expected_distinct(counts, lookups) == pytest.approx(np.mean(drawn), abs=4 * error)
 
 
-@steady
 @given(COUNTS.filter(lambda counts: counts.sum() > 0), st.integers(1, 500))
 def test_expected_distinct_rows_equal_the_plain_sum(counts: I64, lookups: int) -> None:
     total = int(counts.sum())
@@ -68,7 +65,6 @@ def draws_of(tables: tuple[I64, ...], samples: float = 128) -> Draws:
     return Draws(tables, np.ones(len(tables)), samples)
 
 
-@steady
 @given(st.lists(COUNTS, min_size=1, max_size=3), st.integers(0, 70), st.integers(1, 8))
 def test_hot_row_predictions_stay_in_range(tables: list[I64], threshold: int, workers: int) -> None:
     draws, cluster = draws_of(tuple(tables)), open_cluster(f"edge-{workers}")
@@ -105,7 +101,6 @@ FEW = st.lists(st.integers(0, 30), min_size=1, max_size=5).map(lambda c: np.arra
 NETWORKS = st.sampled_from(["edge-4", "dc-8", "colo-3", "edge-1"])
 
 
-@steady
 @given(st.lists(FEW, min_size=1, max_size=2), st.integers(1, 12), NETWORKS)
 def test_best_hot_set_equals_an_exhaustive_search(
     tables: list[I64], limit: int, network: str

@@ -28,6 +28,8 @@ from embroute.simulate.sweeps import (
 )
 from tests.pages import MOST_BYTES, block, compared
 
+pytestmark = pytest.mark.xdist_group("tradeoffs")
+
 SHORT: tuple[str, ...] = ("--policies", "vanilla", "--steps", "60", "--batch", "16")
 SHORT += ("--report-caches", "none", "--tradeoffs")
 Points = list[dict[str, Any]]
@@ -44,6 +46,7 @@ def points(page: Path) -> Points:
     return found
 
 
+@pytest.mark.full
 def test_tradeoff_panels_measure_every_point(points: Points) -> None:
     measured = {
         panel: {(p["policy"], p["x"]) for p in points if p["panel"] == panel} for panel in PANELS
@@ -54,6 +57,7 @@ def test_tradeoff_panels_measure_every_point(points: Points) -> None:
     assert measured["staleness"] == {(f"het({bound})", bound) for bound in STALENESS_BOUNDS}
 
 
+@pytest.mark.full
 def test_tradeoffs_have_the_direction_of_the_papers(points: Points) -> None:
     found = {(p["panel"], p["policy"], p["x"]): p for p in points}
     assert found["cache", "herald", 10]["rows"] < found["cache", "vanilla", 10]["rows"]
@@ -65,6 +69,7 @@ def test_tradeoffs_have_the_direction_of_the_papers(points: Points) -> None:
     assert fast < found["bandwidth", "vanilla", 1.0]["step_time_s"]
 
 
+@pytest.mark.full
 def test_tradeoff_page_shows_the_figures_of_papers(page: Path) -> None:
     text = page.read_text("utf-8")
     assert len(text.encode()) < MOST_BYTES

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from embroute.data.batch import PADDING
 from embroute.data.window import Horizon, Window
 from embroute.kernels.codes import NEVER
+from tests.sizes import sized
 from tests.workloads import make_batch
 
 ROWS = 30
@@ -17,7 +18,7 @@ Steps = list[list[int]]  # look-ups of each batch
 
 lookups = st.lists(st.integers(PADDING, ROWS - 1), max_size=25)
 steps = st.lists(lookups, min_size=1, max_size=30)
-few = settings(max_examples=100, deadline=None, derandomize=True)
+few = settings(max_examples=sized(25, 100))
 
 
 def windows(data: Steps, lookahead: int) -> Iterator[Window]:

@@ -49,7 +49,6 @@ COMMANDS = [
     (f"{SIMULATE} --dim ²", "--dim must look like 64 or 64,C1=16, got '²'"),
     (f"{SIMULATE} --dim 8,Country={HUGE}", "the width must be between 1 and 1000000, got 12"),
     (f"{SIMULATE} --cache 1e30GB", "--cache must be between 0 and 1e+15, got 1e30"),
-    (f"{SIMULATE} --batch 10000000", "use a larger cache or a smaller batch"),
     (f"{SIMULATE} --network edge-{HUGE}", "workers must be between 1 and 1024, got 12089"),
     (f"{SIMULATE} --data ''", "--data must be a name or a path, got ''"),
     (f"{SIMULATE} --data nowhere.csv", "--data nowhere.csv: no such file or directory"),
@@ -98,8 +97,15 @@ COMMANDS = [
 ]
 
 
+TEN_MILLION = (f"{SIMULATE} --batch 10000000", "use a larger cache or a smaller batch")
+
+
 @pytest.mark.parametrize(
-    ("command", "message"), COMMANDS, ids=[f"{i}-{c[:60]}" for i, (c, _) in enumerate(COMMANDS)]
+    ("command", "message"),
+    [
+        *(pytest.param(*case, id=f"{i}-{case[0][:60]}") for i, case in enumerate(COMMANDS)),
+        pytest.param(*TEN_MILLION, id="ten million samples", marks=pytest.mark.full),
+    ],
 )
 def test_bad_option_is_named_in_one_line(
     command: str, message: str, monkeypatch: Patch, capsys: Captured, tmp_path: Path

@@ -28,6 +28,9 @@ from tests.attack.damage import (
     VERIFY,
     file,
 )
+from tests.sizes import marked_full
+
+pytestmark = pytest.mark.xdist_group("damage")
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -45,6 +48,23 @@ RUN = RunFile(
     cache="0.5",
 )
 NEWEST = "step-00000020"
+# One of each kind.
+SMALL = [
+    "header of brain",
+    "last byte of shard0",
+    "a bit of the manifest",
+    "truncated to half",
+    "missing shard",
+    "a link out of the folder",
+    "a pipe",
+    "manifest truncated",
+    "manifest of version 3",
+    "type of num_shards",
+    "a name outside",
+    "a huge header",
+    "overlapping tensors",
+    "a state that is no JSON",
+]
 # Found by the one function that reads manifests and headers for all commands.
 SEEN_BY_ALL = [name for name, damage in DAMAGES.items() if not damage.unseen]
 
@@ -127,7 +147,7 @@ def check(name: str, damage: str, folder: Path, patch: Patch, capture: Capture) 
     assert not (folder / "out.partial").exists(), name
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", marked_full(DAMAGES, SMALL))
 def test_commands_refuse_a_damaged_checkpoint(
     damage: str, damaged: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:

@@ -27,8 +27,11 @@ from embroute.launch.in_process import run_in_process
 from embroute.nn.settings import Settings
 from tests.attack.damage import file, flip, put
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
+from tests.sizes import marked_full
 
 STEPS, EVERY = 30, 10
+FILES = ["brain", "dense", "shard0", "shard1", "worker0", "worker1"]
+POLICIES = ["esd(1)", "het(4)", "embroute(effort=200)", "in-place"]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -57,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["brain", "dense", "shard0", "shard1", "worker0", "worker1"])
+@pytest.mark.parametrize("name", marked_full(FILES, ["brain", "shard0"]))
 def test_fall_back_skips_a_damaged_checkpoint(name: str, folder: Path, capsys: Capture) -> None:
     flip(folder / "step-00000020" / file(name), -1)
     results = run(goes_on(folder), batches(2, STEPS))
@@ -129,7 +132,7 @@ def test_damaged_checkpoints_are_kept_under_new_names(tmp_path: Path) -> None:
     assert not candidates(tmp_path)
 
 
-@pytest.mark.parametrize("policy", ["esd(1)", "het(4)", "embroute(effort=200)", "in-place"])
+@pytest.mark.parametrize("policy", marked_full(POLICIES, ["esd(1)", "in-place"]))
 def test_equal_runs_save_equal_bytes(policy: str, tmp_path: Path) -> None:
     paths, told = [], []
     for name in ("a", "b"):

@@ -18,6 +18,8 @@ from embroute.launch.rank import rank_names
 from tests.processes import finish, pid_of
 from tests.test_failures import EVERY, STEPS, assert_same, start
 
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("processes")]
+
 POLICIES = ["embroute(effort=auto)", "esd(1)", "herald", "in-place", "fae(hot=0.02)"]
 KILLS = 12  # of each policy
 LIMIT_S = 240.0
@@ -173,7 +175,7 @@ def test_full_disk_uses_no_restart_and_leaves_no_partial_checkpoint(tmp_path: Pa
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a small disk")
+        pytest.skip("needs root to mount a small disk")
     try:
         code, output = finish(start(tmp_path, "--restarts", "3"))
         assert code == 73, output

@@ -23,6 +23,8 @@ from tests.attack.test_handshake import GARBAGE
 from tests.processes import TORCHRUN, begin, finish, pid_of
 from tests.test_failures import assert_same, start, wait_for_checkpoint
 
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("processes")]
+
 LOOK_S = 0.005  # between two looks at what the job listens on
 KEPT = 200  # connections
 
