@@ -19,7 +19,7 @@ STEPS = 200
 
 
 def settings_for(policy: str, workers: int, shards: int) -> Settings:
-    """Caches that hold everything where a policy promises it, and slow links if it uses parts."""
+    """Full caches for reference policies, and slow links for policies that send chunks."""
     if make_policy(policy).sync.pipelined:
         return slow_settings(policy, workers, shards)
     return settings_of(policy, workers, 1.0 if "unbounded" in policy else 0.8)

@@ -1,6 +1,6 @@
-"""A small job for tests: a model with bags and mixed widths, skewed data, plain torch beside it.
+"""A small job for tests: a model with bags and mixed widths, skewed data, and plain torch beside.
 
-Everything is float64, so that results may be compared to the last few digits.
+Everything is float64, so results agree to the last few digits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Batch = dict[str, torch.Tensor]
 
 
 class Model(nn.Module):
-    """An Embedding, an EmbeddingBag of ragged bags, and an Embedding asked for two ids at once."""
+    """An Embedding, an EmbeddingBag with ragged bags, and an Embedding with two lookups per
+    sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ def new_model() -> Model:
 
 
 def seeded_model() -> Model:
-    """The same, but for tables that hold no rows: their values follow from the seed."""
+    """The same model without table rows: their values follow from the seed."""
     model = new_model()
     for layer in tables_of(model):
         layer.to("meta")
@@ -92,7 +93,7 @@ def seeded_model() -> Model:
 
 
 def lookups(batch: Batch) -> dict[str, Lookup | Sequence[Lookup]]:
-    """What the layers look up."""
+    """The lookups of each layer."""
     return {
         "user": batch["user"],
         "tags": (batch["tags"], batch["offsets"]),
@@ -101,7 +102,7 @@ def lookups(batch: Batch) -> dict[str, Lookup | Sequence[Lookup]]:
 
 
 def batches(seed: int, steps: int) -> list[Batch]:
-    """Skewed ids, bags of nought to three, a short last batch."""
+    """Skewed ids, bags of zero to three ids, and a short last batch."""
     found = []
     for step in range(steps):
         rng = np.random.default_rng([seed, step])
@@ -134,7 +135,7 @@ Optimizers = list[torch.optim.Optimizer]
 
 
 def optimizers_of(name: str, model: Model) -> Optimizers:
-    """An optimizer for the tables and one for the rest."""
+    """An optimizer for the tables and another for the dense part."""
     rows = [layer.weight for layer in tables_of(model)]
     made: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(rows, lr=0.3),
@@ -146,14 +147,14 @@ def optimizers_of(name: str, model: Model) -> Optimizers:
 
 
 def schedules_of(optimizers: Optimizers) -> list[torch.optim.lr_scheduler.LRScheduler]:
-    """A rate that changes at every step."""
+    """Schedules that change the learning rate at every step."""
     decay = torch.optim.lr_scheduler.ExponentialLR
     return [decay(optimizer, 0.995) for optimizer in optimizers]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run ended with: tables, and the dense part."""
+    """The result of a run: tables and dense part."""
 
     tables: list[npt.NDArray[np.float64]]
     dense: list[npt.NDArray[np.float64]]
@@ -168,7 +169,7 @@ class Trained:
 def plain(
     optimizer: str, stream: Sequence[Batch], made: Callable[[], Model] = new_model
 ) -> Trained:
-    """Single-process torch on the same batches."""
+    """Train in single-process torch on the same batches."""
     model = made()
     if optimizer == "adam":
         for layer in tables_of(model):
@@ -190,18 +191,18 @@ def plain(
 
 @cache
 def plain_cached(optimizer: str, seed: int, steps: int) -> Trained:
-    """The reference, made once a process."""
+    """The plain result, computed once per process."""
     return plain(optimizer, batches(seed, steps))
 
 
 def dense_of(model: Model) -> list[npt.NDArray[np.float64]]:
-    """The dense part's values."""
+    """The values of the dense part."""
     return [p.detach().numpy() for p in model.top.parameters()]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One rank's end of a job: what it moved, and what it holds."""
+    """The end of a job on one rank: its traffic and its tensors."""
 
     meter: Meter
     dense: list[npt.NDArray[np.float64]]
@@ -219,7 +220,7 @@ def train(
     made: Callable[[], Model] = seeded_model,
     stop_after: int = 0,
 ) -> Result:
-    """The user's loop, as any rank of a job; it may ask for the end after so many steps."""
+    """The user's loop on any rank; a worker may ask for the end after `stop_after` steps."""
     model = made()
     optimizers = optimizers_of(optimizer, model)
     schedules = schedules_of(optimizers)
@@ -259,13 +260,13 @@ def _tables(ready: Prepared, rank: RankContext) -> list[npt.NDArray[np.float64]]
 
 
 def places_of(num_workers: int, num_shards: int) -> RowSharding:
-    """Where rows lie in a job of this size."""
+    """The sharding of the rows in a job of this size."""
     tables = tuple(Table(name, size) for name, size in SIZES.items())
     return RowSharding(Setup(Schema(tables, ()), uniform_cluster(num_workers, num_shards), WIDTHS))
 
 
 def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> Trained:
-    """The tables put together from all shards, and the last worker's dense part."""
+    """The tables of all shards, and the dense part of the last worker."""
     sharding = places_of(num_workers, num_shards)
     tables = []
     for table, (size, width) in enumerate(zip(SIZES.values(), WIDTHS, strict=True)):
@@ -278,7 +279,7 @@ def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> T
 
 
 def size_of(settings: Settings) -> Size:
-    """The cache of a job, in which the reference lines keep everything."""
+    """The cache of a job; reference policies keep all rows."""
     if make_policy(settings["policy"]).unbounded:
         return Size(1.0, "share")
     size = settings["cache"]
@@ -287,7 +288,7 @@ def size_of(settings: Settings) -> Size:
 
 
 def settings_of(policy: str, num_workers: int, cache_share: float = 0.8) -> Settings:
-    """Uneven quotas, the smallest caches that suit, every layer routed."""
+    """Uneven quotas, the smallest caches that fit, and every layer routed."""
     shares = tuple(1.0 + worker for worker in range(num_workers))
     return Settings(
         policy=policy,
@@ -299,7 +300,7 @@ def settings_of(policy: str, num_workers: int, cache_share: float = 0.8) -> Sett
 
 
 def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
-    """The same with quotas that the policy chooses: the last worker's link is ten times slower."""
+    """The same with quotas that the policy chooses; the last worker's link is ten times slower."""
     settings = settings_of(policy, num_workers)
     del settings["quotas"]
     cluster = uniform_cluster(num_workers, num_shards)
@@ -311,7 +312,7 @@ def free_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
 
 
 def slow_settings(policy: str, num_workers: int, num_shards: int, rate: float = 0.2e6) -> Settings:
-    """The same on links so slow that some steps are worth many parts and others few."""
+    """The same on links so slow that some steps use many chunks and others few."""
     settings, cluster = settings_of(policy, num_workers), uniform_cluster(num_workers, num_shards)
     hosts = tuple(replace(host, up_bytes_s=rate, down_bytes_s=rate) for host in cluster.hosts)
     settings["network"] = replace(cluster, hosts=hosts)
@@ -319,7 +320,7 @@ def slow_settings(policy: str, num_workers: int, num_shards: int, rate: float = 
 
 
 def slow_shards(num_workers: int, num_shards: int) -> Cluster:
-    """Equal workers, and shards that everybody waits for."""
+    """Equal workers, and shards that are the bottleneck."""
     cluster = uniform_cluster(num_workers, num_shards)
     slow = [
         replace(host, up_bytes_s=host.up_bytes_s / 20, down_bytes_s=host.down_bytes_s / 20)
@@ -330,7 +331,7 @@ def slow_shards(num_workers: int, num_shards: int) -> Cluster:
 
 
 def crowded_settings(policy: str, num_workers: int, num_shards: int) -> Settings:
-    """The same with quotas that the policy chooses, and shards that everybody waits for."""
+    """The same with quotas that the policy chooses, and shards that are the bottleneck."""
     settings = settings_of(policy, num_workers)
     del settings["quotas"]
     settings["network"] = slow_shards(num_workers, num_shards)

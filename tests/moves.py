@@ -1,4 +1,4 @@
-"""The transfers of plans, one by one, what a replay of them remembers, and its complaints."""
+"""The transfers of plans one by one, the memory of a replay, and its error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Key = tuple[int, int]  # (worker, row)
 
 
 class LawBrokenError(AssertionError):
-    """A law that a plan breaks."""
+    """A plan breaks a law."""
 
 
 def demand(truth: bool, *message: object) -> None:
-    """Complain unless it is true."""
+    """Raise unless the condition holds."""
     if not truth:
         raise LawBrokenError(" ".join(map(str, message)))
 
@@ -39,7 +39,7 @@ def unpack(transfers: Transfers) -> list[Transfer]:
 
 @dataclass
 class Copy:
-    """A worker's copy of a row: the updates in it, and those nobody else has yet (HET)."""
+    """A worker's copy of a row: its updates, and the updates that no other copy has yet (HET)."""
 
     row: int
     value: int
@@ -51,7 +51,7 @@ class Copy:
 
 @dataclass
 class Memory:
-    """What the step before did: who trained what where, and what left lazily or urgently."""
+    """The step before: trained rows and their copies, and the rows that left lazily or urgently."""
 
     rows: set[int] = field(default_factory=set)
     copies: set[Key] = field(default_factory=set)  # (worker, row)

@@ -1,4 +1,4 @@
-"""Reports for the tests: made once, and read back."""
+"""Makes the reports of tests once, and reads them back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_BYTES = 5_000_000
 
 
 def compared(folder: Path, *options: str) -> tuple[Path, dict[str, Any]]:
-    """A comparison's report, and its JSON."""
+    """A comparison's report and its JSON."""
     page, values = folder / "compare.html", folder / "compare.json"
     command = ["compare", "--report", str(page), "--json", str(values), *options]
     result = CliRunner().invoke(cli, command, catch_exceptions=False)
@@ -30,7 +30,7 @@ def compared(folder: Path, *options: str) -> tuple[Path, dict[str, Any]]:
 
 
 def trained(folder: Path, policy: str, steps: int = 40, limit: int = 4000) -> Path:
-    """The folder of a run of two workers in this process, with its report."""
+    """The folder of a run with two workers in this process, with its report."""
     run = RunFile(
         data_options={"limit": limit},
         policy=policy,

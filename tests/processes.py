@@ -1,4 +1,4 @@
-"""Jobs as a person starts them: processes of a launcher, found by the rank they are."""
+"""Jobs as users start them: processes of a launcher, found by rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def finish(run: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
 
 
 def pid_of(run: subprocess.Popen[str], name: str) -> int:
-    """The process of a rank, found by the launcher's children."""
+    """The process of a rank among the launcher's children."""
     local_rank = f"LOCAL_RANK={rank_names(2, 1).index(name)}".encode()
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     for task in Path(f"/proc/{run.pid}/task").iterdir():

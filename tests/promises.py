@@ -1,4 +1,4 @@
-"""What the simulator says a small job moves, step by step, to be held against what it did move."""
+"""The simulated traffic of a small job, step by step, to compare with the counted traffic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ITEM_BYTES = 8  # the jobs are in doubles, the simulator prices floats
 
 
 def adapter() -> TensorAdapter:
-    """How the job's coordinator reads batches."""
+    """The batch adapter of the job's coordinator."""
     bags = (False, True, False)
     layers = [
         LayerSpec(name, size, width, bag, bag, 0 if name == "items" else None)
@@ -35,7 +35,7 @@ def adapter() -> TensorAdapter:
 
 
 class Promise(NamedTuple):
-    """The plans of a job with the traffic of each, and what is left for the drain at the end."""
+    """The plans of a job, the traffic of each, and the drain at the end."""
 
     setup: Setup
     plans: list[Plan]
@@ -45,7 +45,7 @@ class Promise(NamedTuple):
 
 
 def _cluster(settings: Settings, topology: tuple[int, int]) -> Cluster:
-    """The network that a job is told, or the one it supposes; the dense part is the model's."""
+    """The network of a job, given or assumed, with the dense part of the model."""
     told = settings.get("network", assumed_cluster(make_policy(settings["policy"]), *topology))
     assert isinstance(told, Cluster)
     compute_s = settings.get("compute_ms_per_sample", 0.0) / 1e3 or told.compute_s_per_sample
@@ -79,7 +79,8 @@ def promise(
 
 
 def assert_kept(promised: Promise, results: Mapping[str, Result]) -> None:
-    """Rows and bytes by kind, of every step, worker and shard, as counted at both ends."""
+    """Assert that both ends counted the planned rows and bytes of every step, worker, shard and
+    kind."""
     rows_TWKI = [step.rows_WKIP.sum(3) for step in promised.steps] + [promised.drain_rows_WKI]
     bytes_TWKI = [step.bytes_WKIP.sum(3) for step in promised.steps] + [promised.drain_bytes_WKI]
     scale = ITEM_BYTES // 4

@@ -22,7 +22,7 @@ from tests.moves import Copy, Key, LawBrokenError, Memory, Transfer, demand, unp
 
 
 class Referee:
-    """Replays plans step by step and complains about the first that breaks a law."""
+    """Replays plans step by step and raises at the first plan that breaks a law."""
 
     def __init__(self, policy: Policy, setup: Setup) -> None:
         self.policy, self.setup = policy, setup
@@ -64,7 +64,7 @@ class Referee:
         self.before = memory
 
     def _in_place(self, plan: Plan) -> Memory:
-        """Every worker reads the shards' rows themselves; who is alone writes them too."""
+        """Workers read the rows of shards directly; a sole toucher also writes them."""
         moved = [*unpack(plan.returns), *unpack(plan.evictions), *unpack(plan.pulls)]
         demand(not moved, "a copy moves", moved)
         memory, bits = Memory({row for _, row in self.touched}), dict[Key, int]()
@@ -85,20 +85,20 @@ class Referee:
         return memory
 
     def _leave(self, move: Transfer, kind: int, memory: Memory) -> None:
-        """An update is on its way after the step."""
+        """An update leaves its worker after the step."""
         self._add(move, kind)
         demand(move.phase in (codes.URGENT, codes.LAZY), "phase of", move)
         (memory.urgent if move.phase == codes.URGENT else memory.lazy).add(move.row)
 
     def finish(self, home: Transfers, samples: list[int]) -> None:
-        """The end of the data: all samples trained once, and a drain brings every update home."""
+        """At the end all samples are trained once, and a drain brings every update home."""
         trained = sorted(number for step in self.steps for number in step)
         demand(trained == sorted(samples), "law 1: samples of the run", trained)
         demand(not self.before.urgent, "urgent without a next step", self.before.urgent)
         self.drained(home)
 
     def drained(self, home: Transfers) -> None:
-        """Law 2: with the drain's transfers every update is at the shard, exactly once."""
+        """Law 2: with the drain, every update is at the shard exactly once."""
         shard = self.shard.copy()
         for move in unpack(home):
             copy = self._copy(move)
@@ -126,7 +126,7 @@ class Referee:
         return not copy.unsent
 
     def _also_at_another(self, worker: int, copy: Copy) -> bool:
-        """Whether another worker holds all that a copy holds: a replica of it."""
+        """Whether another worker has a replica with the same value."""
         others = [c for w, held in enumerate(self.copies) if w != worker for c in held.values()]
         return self.policy.sync.replicates and any(
             c.row == copy.row and not copy.value & ~c.value for c in others
@@ -144,7 +144,7 @@ class Referee:
         self.rows_WKIP, self.bytes_WKIP = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
     def _add(self, move: Transfer, kind: int) -> None:
-        """Count a transfer with sizes and table look-ups of our own."""
+        """Count a transfer with the referee's own sizes."""
         width = self.width_R[move.row]
         state = OPTIMIZERS[self.setup.optimizer](width)
         floats = width + (state if move.record in (codes.VALUE_STATE, codes.DELTA) else 0)
@@ -153,7 +153,7 @@ class Referee:
         self.bytes_WKIP[at] += FLOAT_BYTES * floats
 
     def _lookups(self, plan: Plan) -> set[Key]:
-        """Law 1; returns who looks up what. A worker's samples are contiguous."""
+        """Law 1; returns the lookups of each worker. A worker's samples are contiguous."""
         batch, order = plan.now.batch, plan.touches.sample_order_S.tolist()
         demand(sorted(order) == list(range(len(batch))), "law 1: samples of the step", order)
         workers = [int(plan.worker_S[s]) for s in order]
@@ -169,7 +169,7 @@ class Referee:
         }
 
     def _modes(self, plan: Plan) -> None:
-        """Touches are the look-ups and rows to fill; one mode per row; a sole toucher is alone."""
+        """Touches are lookups and rows to fill; a row has one mode, exclusive for one toucher."""
         rows = plan.rows.rows_U[plan.touches.unique_T].tolist()
         keys = list(zip(plan.touches.worker_T.tolist(), rows, strict=True))
         self.touched = dict(zip(keys, plan.decision.mode_T.tolist(), strict=True))
@@ -188,26 +188,26 @@ class Referee:
         demand(not extra, "touches nobody looks up", extra)
 
     def _last_pushes_timely(self) -> None:
-        """Urgent pushes of the step before are needed now, lazy ones are not."""
+        """Urgent pushes of the step before are needed now, lazy pushes are not."""
         rows = {row for _, row in self.touched}
         demand(self.before.urgent <= rows, "urgent but not needed", self.before.urgent - rows)
         demand(not self.before.lazy & rows, "lazy but needed", self.before.lazy & rows)
 
     def _home(self, move: Transfer) -> None:
-        """A whole value replaces the shard's; it must contain all of it."""
+        """A whole value replaces the shard's value and must contain all its updates."""
         copy = self._copy(move)
         demand(move.record == codes.VALUE_STATE and copy.has_state, "no optimizer state in", move)
         demand(not self.shard[move.row] & ~copy.value, "overwrites an update", move)
         self.shard[move.row] = copy.value
 
     def _merge(self, row: int, unsent: int, clock: int) -> None:
-        """HET: an accumulated update is added, the clock becomes the larger."""
+        """HET: add an accumulated update; the clock becomes the larger clock."""
         demand(not self.shard[row] & unsent, "an update of row", row, "arrives twice")
         self.shard[row] |= unsent
         self.shard_clock[row] = max(self.shard_clock[row], clock)
 
     def _on_time(self, move: Transfer) -> int:
-        """What the step before trained exists only after its backward pass."""
+        """A row trained in the step before exists only after its backward pass."""
         trained = (move.worker, move.row) in self.before.copies
         right = codes.URGENT if trained else codes.EARLY
         demand(move.phase == right, "trained in the step before:", trained, move)
@@ -229,7 +229,7 @@ class Referee:
             copy.unsent = 0
 
     def _evictions(self, plan: Plan) -> list[tuple[int, int, int]]:
-        """Values of copies that lose their slot; those of HET land after the step's reads."""
+        """Values of copies that lose their slot; the values of HET land after the step's reads."""
         landing = []
         for move in unpack(plan.evictions):
             self._add(move, codes.EVICT_PUSH)
@@ -269,7 +269,7 @@ class Referee:
         return pulled
 
     def _begin(self, plan: Plan) -> None:
-        """Rows that workers make: initial values, which contain no update."""
+        """Rows that workers initialise: values without updates."""
         new = np.flatnonzero(plan.decision.need_T == codes.NEW)
         rows = plan.rows.rows_U[plan.touches.unique_T[new]].tolist()
         self.begun = list(zip(plan.touches.worker_T[new].tolist(), rows, strict=True))
@@ -283,7 +283,7 @@ class Referee:
             self.slot_of[worker][row] = slot
 
     def _make_room(self, move: Transfer) -> None:
-        """What the pull overwrites: the same row, nothing, or a clean copy nobody uses now."""
+        """A pull overwrites the same row, an empty slot, or a clean copy that is not used now."""
         worker = move.worker
         held = self.slot_of[worker].get(move.row, move.slot)
         demand(held == move.slot, "law 5: row held twice", move)
@@ -309,7 +309,7 @@ class Referee:
             demand(move.phase == codes.LATE and not needless, "late without need", move)
 
     def _slots(self, plan: Plan) -> None:
-        """Every look-up, translated to a slot, finds its row there."""
+        """Every lookup finds its row in the slot of its touch."""
         batch, touch_L, slot_T = plan.now.batch, plan.touches.touch_of_lookup, plan.placement.slot_T
         slots = [int(slot_T[touch]) if touch >= 0 else -1 for touch in touch_L]
         bounds, at = batch.sample_offsets, 0
@@ -334,7 +334,7 @@ class Referee:
                 demand(self.shard_clock[row] <= copy.clock + bound, "law 4: stale", worker, row)
 
     def _train(self) -> dict[Key, int]:
-        """One update per worker and row it looks up, applied where the mode says."""
+        """One update per worker and row, applied where the mode says."""
         bits, reduced = {}, defaultdict[int, int](int)
         for worker, row in sorted(self.looked_up):
             bit, mode = 1 << self.made[row], self.touched[worker, row]
@@ -356,7 +356,7 @@ class Referee:
         return bits
 
     def _reduce(self, row: int, update: int) -> None:
-        """Every worker has a replica, all are equal, all apply the sum."""
+        """Every worker has a replica, all replicas are equal, and all apply the sum."""
         for worker, slots in enumerate(self.slot_of):
             demand(row in slots, "worker", worker, "has no replica of", row)
             copy = self.copies[worker][slots[row]]
@@ -365,7 +365,7 @@ class Referee:
             copy.value |= update
 
     def _updates(self, plan: Plan, bits: dict[Key, int]) -> Memory:
-        """What leaves after the step; returns what the next step must know of this one."""
+        """Updates that leave after the step; returns the memory for the next step."""
         memory = Memory({row for _, row in bits})
         reduced = {key[1] for key in bits if self.touched[key] == codes.REPLICA}
         everyone = {(w, row) for w in range(self.setup.num_workers) for row in reduced}

@@ -1,4 +1,4 @@
-"""The adviser: what it predicts is what the simulator finds, and what it refuses it explains."""
+"""The adviser: its predictions agree with the simulator, and its errors explain what is missing."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_advice_reports_the_hot_set_of_fae() -> None:
 
 
 def test_trimmed_cache_moves_hardly_more_bytes() -> None:
-    """With compute to hide behind, the step alone would allow the least cache that works."""
+    """Long compute hides transfers, so the step time alone would allow the smallest cache."""
     given = wish("dc-4", dim=16, compute_ms=1.0)
     choice = Configuration("esd(1)", (0, 1, 2, 3), 512, 8000)
     whole = measure(make_policy("esd(1)"), workload_of(given, choice, FULL_SPAN))

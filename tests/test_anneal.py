@@ -1,4 +1,4 @@
-"""The cost of sets of workers over a window: changes foretold are the changes that happen."""
+"""The cost of sets of workers over a window: predicted changes equal the real changes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_cold_search_never_raises_the_cost_and_meets_quotas(workers: int) -> Non
 
 
 def test_cost_of_one_row_by_hand() -> None:
-    """One row, two workers: what the module's table says, by hand."""
+    """One row and two workers, with the costs of the module's table."""
     price = np.zeros((3, 1, CHUNK), np.float32)
     price[ALONE, 0, :2], price[SHARE, 0, :2], price[PULL, 0, :2] = (2, 20), (3, 30), (1, 10)
     node, first = np.zeros(2, np.int32), np.arange(3)

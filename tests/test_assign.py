@@ -1,4 +1,4 @@
-"""The assignment costs what scipy's does, keeps quotas, and proves itself where scipy is slow."""
+"""The assignment has the cost of scipy's, keeps quotas, and proves its optimum on large cases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def equal(rng: np.random.Generator, samples: int, workers: int) -> F64:
 
 
 def rows_missing(rng: np.random.Generator, samples: int, workers: int) -> F64:
-    """Pull times of 26 rows, each at hand or not, over links of two speeds 1:10."""
+    """Pull times of 26 rows, each present or missing, over links with speeds 1:10."""
     pull_s_W = np.where(np.arange(workers) % 2, 0.1, 1.0) * 2e-6
     missing_SW = np.count_nonzero(rng.random((samples, workers, 26)) < 0.4, axis=2)
     return np.asarray(missing_SW * pull_s_W, np.float64)
@@ -59,7 +59,7 @@ def one_favourite(rng: np.random.Generator, samples: int, workers: int) -> F64:
 
 
 def chained(rng: np.random.Generator, samples: int, workers: int) -> F64:
-    """Costs whose shortest paths go through many workers."""
+    """Costs whose shortest paths pass through many workers."""
     return rng.random((samples, 1)) * np.arange(workers) + 0.01 * rng.random((samples, workers))
 
 
@@ -101,7 +101,7 @@ def optimum(cost_SW: F64, quotas: I64) -> float:
 
 
 def misfits(cost_SW: F64, quotas: I64) -> int:
-    """How many samples no assignment can place, by maximum matching."""
+    """The number of samples that no assignment can place, by maximum matching."""
     finite_SP = np.repeat(np.isfinite(cost_SW), quotas, axis=1)
     if not finite_SP.any():
         return len(cost_SW)
@@ -110,7 +110,7 @@ def misfits(cost_SW: F64, quotas: I64) -> int:
 
 
 def check(cost_SW: F64, quotas: I64) -> None:
-    """Placed once each, within quotas, at scipy's cost."""
+    """Assert one worker per sample, within quotas, at scipy's cost."""
     worker_S = assign(cost_SW, quotas)
     assert worker_S.shape == cost_SW.shape[:1]
     assert worker_S.dtype == np.int32
@@ -122,7 +122,7 @@ def check(cost_SW: F64, quotas: I64) -> None:
 
 
 def check_or_refuse(cost_SW: F64, quotas: I64) -> bool:
-    """The optimum, or a refusal that counts what cannot be placed; whether it was placed."""
+    """Check the optimum, or the count in the refusal; whether all samples were placed."""
     count = misfits(cost_SW, quotas)
     if count == 0:
         check(cost_SW, quotas)
@@ -133,7 +133,7 @@ def check_or_refuse(cost_SW: F64, quotas: I64) -> bool:
 
 
 def moves(cost_SW: F64, worker_S: NDArray[np.int32]) -> F64:
-    """Cheapest move of any sample from worker to worker."""
+    """The cheapest move of any sample from worker to worker."""
     workers = cost_SW.shape[1]
     edge_WW = np.full((workers, workers), np.inf)
     for j in np.unique(worker_S):

@@ -1,6 +1,6 @@
-"""Mistakes and accidents of a run: one clear message, an honest exit code, nothing saved is harmed.
+"""Mistakes and accidents of a run: a clear message, the right exit code, no harm to saved data.
 
-Jobs run in one process here, except for those that need a launcher or a disk (slow).
+Jobs run in one process, except for jobs that need a launcher or a disk (slow).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Patch = pytest.MonkeyPatch
 def test_bad_train_option_is_refused_before_ranks_start(
     option: str, value: str, message: str, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is launched: the message comes once, and not from every rank."""
+    """No rank starts: the message appears once, not once per rank."""
     words = ["embroute", "train", f"--{option}", value, "--out", "/dev/null/no"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
@@ -149,7 +149,7 @@ def run(
 
 
 def assert_goes_on(settings: Settings, folder: Path, step: int) -> None:
-    """The checkpoint before the accident is whole, and leads to the end of the run."""
+    """Assert that the checkpoint before the accident is whole and leads to the end of the run."""
     last = latest_checkpoint(folder)
     assert last is not None
     assert last.name == f"step-{step:08d}"
@@ -179,7 +179,7 @@ def test_non_finite_loss_is_refused_and_resume_is_exact(value: float, tmp_path: 
 
 
 def test_too_small_cache_is_refused_and_resume_is_exact(tmp_path: Path) -> None:
-    """The batch that does not fit comes late; what was saved before it stays."""
+    """The batch that does not fit comes late; the checkpoint before it stays."""
     settings, stream = saving(tmp_path, "vanilla"), batches(2, STEPS)
     stream[47] = {**stream[47], "tags": torch.arange(len(stream[47]["tags"])) % 25}
     needed = r"--cache 0.8: worker 1 needs 2\d rows of width 8 in step 47, its cache holds 20"
@@ -306,7 +306,7 @@ def launch(*command: str, folder: Path, shell: str = "") -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
 def test_full_disk_ends_a_job_and_a_larger_disk_resumes_it(tmp_path: Path) -> None:
-    """The first checkpoint fits, the second does not: it stays, and is gone on from elsewhere."""
+    """The first checkpoint fits, the second does not; the run resumes from the first."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=5200k", "tmpfs", str(disk)]

@@ -38,7 +38,7 @@ def to_batch(data: list[Sample], labelled: bool = True) -> Batch:
 
 
 def to_samples(batch: Batch) -> list[Sample]:
-    """Samples from flat arrays; without a label they get 0."""
+    """Samples from flat arrays; the label of unlabelled samples is 0."""
     found = []
     for s in range(len(batch)):
         at = [batch.offsets[s * FIELDS + f : s * FIELDS + f + 2] for f in range(FIELDS)]

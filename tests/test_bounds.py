@@ -1,4 +1,4 @@
-"""The lower bound: below every exact policy, optimal where it claims to be, and reached."""
+"""The lower bound: below every exact policy, optimal for one worker, and reached."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def jobs(draw: st.DrawFn, whole_batches: bool = True) -> Workload:
 
 
 def measured(name: str, job: Workload) -> Outcome | None:
-    """What a policy moves; None where caches do not hold a step, or its workers have quota 0."""
+    """The traffic of a policy; None if a cache is too small for a step, or the workers have
+    quota 0."""
     try:
         return measure_named(name, job)
     except ValueError as error:
@@ -143,7 +144,7 @@ def test_short_last_batch_does_not_raise_the_lower_bound() -> None:
 
 
 def intervals(uses: Uses) -> list[tuple[int, int]]:
-    """Steps of each two uses in a row of a row."""
+    """The steps of each two successive uses of a row."""
     found = []
     for row in set().union(*uses):
         steps = [step for step, rows in enumerate(uses) if row in rows]
@@ -152,7 +153,7 @@ def intervals(uses: Uses) -> list[tuple[int, int]]:
 
 
 def brute_force(uses: Uses, capacity: int) -> int:
-    """Most intervals that can be held, of all choices."""
+    """The largest number of intervals that fit, over all choices."""
     every = intervals(uses)
     room = [max(0, capacity - len(rows)) for rows in uses]
     for count in range(len(every), 0, -1):
@@ -175,7 +176,7 @@ def test_kept_uses_equal_brute_force(uses: Uses, capacity: int) -> None:
 
 
 def alone(job: Workload, cache: float) -> Workload:
-    """The job on one worker whose shard is on another host, with SGD: one size of record."""
+    """The job on one worker with its shard on another host, with SGD: one record size."""
     hosts = (Host("shard", 1e9, 1e9), Host("worker", 1e6, 3e6))
     cluster = Cluster(hosts, (Worker(1),), (0,))
     setup = replace(

@@ -99,13 +99,13 @@ def root(browser: Browser, name: str) -> str:
 
 
 def faults(browser: Browser) -> list[str]:
-    """Warnings and errors on the console since the last look."""
+    """Warnings and errors on the console since the last call."""
     entries = browser.get_log("browser")  # type: ignore[no-untyped-call]
     return [entry["message"] for entry in entries if entry["level"] != "INFO"]
 
 
 def column(browser: Browser, source: str, name: str) -> list[float]:
-    """What a figure draws now."""
+    """The data that a figure draws now."""
     script = """
         const model = Bokeh.documents.map((d) => d.get_model_by_name(arguments[0])).find((m) => m);
         return Array.from(model.data[arguments[1]]);
@@ -283,7 +283,7 @@ def hover(browser: Browser, figure: str) -> dict[str, Any]:
 
 
 def brightness(color: str) -> float:
-    """Relative luminance (WCAG 2) of a colour as the browser tells it."""
+    """Relative luminance (WCAG 2) of a colour as the browser reports it."""
     channels = [float(part) / 255 for part in re.findall(r"[\d.]+", color)[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

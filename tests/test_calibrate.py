@@ -1,4 +1,5 @@
-"""The closed forms of the calibration against drawn samples, and the presets against the facts."""
+"""The closed forms of the calibration agree with drawn samples, and the presets with published
+facts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SOURCE_LAWS = (LAW, replace(LAW, name="item", side=ITEM))
 
 
 def counts(knobs: Knobs, number: int) -> npt.NDArray[np.int64]:
-    """How often every id of a field is drawn."""
+    """The number of draws of every id of a field."""
     source = SyntheticSource(Preset("test", SOURCE_LAWS, (), knobs), knobs)
     rows = np.concatenate([chunk.rows.reshape(-1, 2)[:, number] for chunk in source.chunks()])
     return np.bincount(rows - number * LAW.num_rows, minlength=LAW.num_rows)

@@ -1,4 +1,4 @@
-"""Names of policies: every one, every option, mixes, and mixes that make no sense."""
+"""Names of policies: every system, every option, mixed policies, and contradicting mixes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def job_of(optimizer: str = "sgd") -> Workload:
 
 
 def options_of(name: str, entry: PolicyEntry) -> list[str]:
-    """The name alone, with each option by key, with all by key, and with all by position."""
+    """The name alone, with each option by key, with all options by key, and by position."""
     values = VALUES.get(name, {})
     assert set(entry.options) <= set(values), f"no test value for an option of {name}"
     by_key = [f"{key}={values[key]}" for key in entry.options]
@@ -250,7 +250,7 @@ def total(cost_SW: F64, worker_S: I32) -> float:
 
 @st.composite
 def dealings(draw: st.DrawFn) -> tuple[F64, I64]:
-    """Costs of samples at workers, at random or made of rows as ESD makes them, and quotas."""
+    """Sample costs, random or summed over rows as in ESD, and quotas."""
     samples, workers = draw(st.integers(1, 40)), draw(st.integers(1, 6))
     random = np.random.default_rng(draw(st.integers(0, 9999)))
     quotas = np.bincount(random.integers(0, workers, samples), minlength=workers)

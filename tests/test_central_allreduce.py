@@ -1,4 +1,4 @@
-"""Sums by way of the first shard: whose parts, in what order, and for which sizes."""
+"""The all-reduce at the first shard: the order of additions, and the sizes for which it is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CENTRE = "shard0"
 
 
 def together(num_workers: int, own: Callable[[int, CentralAllReduce], object]) -> dict[int, object]:
-    """What every worker finds while the centre adds up."""
+    """The results of all workers while the first shard adds up."""
     hub, found, failed = InProcessNetwork(), dict[int, object](), list[BaseException]()
     names = [f"worker{i}" for i in range(num_workers)]
 
@@ -92,7 +92,7 @@ def test_central_all_reduce_accepts_float_tensors_in_memory() -> None:
 
 
 def test_first_shard_reduces_when_its_link_suffices() -> None:
-    """Eight parts at 10 Gbit/s take less than one at 0.5, and more than one at 100 of 100."""
+    """Eight parts take less time at 10 Gbit/s than one at 0.5, and at 100 more than one at 100."""
     edge, even = open_cluster("edge-8"), open_cluster("dc-8")
     assert reduces_at_shard(replace(edge, dense_bytes=1e9))
     # Two workers and the shard at one rate: half of what the shard's link carries is a ring's.

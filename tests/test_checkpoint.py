@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back bit for bit, and what is saved already is never harmed."""
+"""Checkpoints: saved state comes back bit for bit, and older checkpoints are never harmed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stores_of(sharding: RowSharding, optimizer: RowOptimizer, dtype: str) -> lis
 
 
 def record(row: int, columns: int) -> npt.NDArray[np.float64]:
-    """A record that no other row has; thirds, so that float64 and float32 differ."""
+    """A record that no other row has; thirds differ in float64 and float32."""
     return np.asarray((1000 * row + np.arange(columns)) / 3)
 
 
@@ -323,7 +323,7 @@ def test_worker_cache_is_restored(tmp_path: Path) -> None:
 
 
 def command(*arguments: object) -> str:
-    """What a command prints; or raises, for `main` to tell in one line with exit code 2."""
+    """The output of a command, or its error, which `main` prints in one line."""
     words = ["checkpoint", *map(str, arguments)]
     return CliRunner().invoke(cli, words, catch_exceptions=False).output
 

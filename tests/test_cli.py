@@ -1,4 +1,4 @@
-"""The command line: its commands, options and versions, and how it tells users their mistakes."""
+"""The command line: commands, options, versions, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def fault(*arguments: str) -> str:
-    """What a command raises; `main` prints it behind `embroute:` and exits with 2."""
+    """The error of a command; `main` prints it behind `embroute:` and exits with 2."""
     result = CliRunner().invoke(cli, arguments)
     assert isinstance(result.exception, ValueError), result.output
     assert result.stdout == ""

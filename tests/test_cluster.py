@@ -1,4 +1,4 @@
-"""Clusters: the presets' links, files as the manual writes them, and every error of a file."""
+"""Clusters: the links of presets, files as in the manual, and every error of a file."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ RANKS = "workers: [a]\nshards: [b]\n"
 
 
 def refused(path: Path, fault: str) -> None:
-    """The file is refused in one line that names it."""
+    """Assert that the file is refused in one line that names it."""
     with pytest.raises(ValueError, match=re.escape(fault)) as caught:
         open_cluster(str(path))
     assert str(caught.value).startswith(str(path))

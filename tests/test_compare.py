@@ -1,4 +1,4 @@
-"""`embroute compare` and `simulate`: their tables, JSON and CSV, and how they agree."""
+"""`embroute compare` and `simulate`: their tables, JSON and CSV agree."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def check(value: Found, shape: dict[str, type], where: str) -> None:
-    """Exactly these keys, in this order, and values of exactly these types."""
+    """Assert exactly these keys, in this order, with values of exactly these types."""
     assert list(value) == list(shape), where
     for key, kind in shape.items():
         assert type(value[key]) is kind, f"{where}: {key} is {value[key]!r}"

@@ -1,4 +1,4 @@
-"""Descriptions on one line: what they mean, and what is said of those that mean nothing."""
+"""One-line descriptions: their meaning, and the errors of wrong descriptions."""
 
 from __future__ import annotations
 

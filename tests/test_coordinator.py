@@ -1,4 +1,5 @@
-"""The coordinator runs ahead of the workers, but not far, and ends when one of them asks for it."""
+"""The coordinator plans some steps ahead of the workers, and ends when a worker asks for the
+end."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ SECONDS = 20.0  # for what takes milliseconds
 
 
 class Plans:
-    """Counts the plans that all ranks have."""
+    """Counts the plans that all ranks have received."""
 
     def __init__(self) -> None:
         self.there, self.changed = 0, threading.Condition()

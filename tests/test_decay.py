@@ -1,4 +1,4 @@
-"""Weight decay of touched rows: the reference adds it to the gradients of looked-up rows only."""
+"""Weight decay of touched rows: the reference adds it only to gradients of looked-up rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_decay(table: nn.Embedding | nn.EmbeddingBag, ids: torch.Tensor) -> None:
 
 
 def plain_with_decay(optimizer: str, stream: Sequence[Batch]) -> Trained:
-    """Single-process torch on the same batches, its dense part clipped to a global norm."""
+    """Single-process torch on the same batches; the dense part is clipped to a global norm."""
     model = new_model()
     layers: dict[str, nn.Embedding | nn.EmbeddingBag]
     layers = {"user": model.user, "tags": model.tags, "items": model.items}
@@ -78,7 +78,7 @@ def test_decay_of_touched_rows_equals_plain_torch(optimizer: str, policy: str) -
 
 
 def test_gradient_clipping_takes_effect_in_the_test_job() -> None:
-    """Jobs of these tests clip: it must happen, or their agreement would prove nothing."""
+    """Without clipped steps, the agreement of clipped jobs would prove nothing."""
     model, stream = new_model(), batches(3, STEPS)
     norms = []
     for batch in stream[:10]:

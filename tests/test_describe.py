@@ -1,4 +1,4 @@
-"""`embroute data describe`: its numbers by hand and against a plain count, and its output."""
+"""`embroute data describe`: its numbers by hand, against a plain count, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers take part, and how many samples each gets."""
+"""The workers that embroute uses, and the samples that each worker gets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def samples(policy: str, given: Workload) -> I64:
 
 
 def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F64) -> F64:
-    """The rules of docs/policy.md, row by row."""
+    """The traffic by the rules of docs/policy.md, row by row."""
     workers = 3
     out = np.zeros((max(batch) + 1, workers, 2, NUM_PHASES))
     left: list[int] = []
@@ -78,7 +78,7 @@ def told_by_hand(nodes: Nodes, sets: list[set[int]], batch: list[int], record: F
 def told(
     nodes: Nodes, deal: TouchedRows, record: F64, room: I64, homes: int = 1
 ) -> tuple[F64, RowCounts]:
-    """Bytes of all uses, with what a cache of this room crowds out."""
+    """The bytes of all uses, with evictions of a cache of this room."""
     found = predict_traffic(nodes, deal, record, room, homes)
     spill_overflow(found.bytes_THWDP, found.counts, record[VALUE_STATE], room)
     return found.bytes_THWDP, found.counts
@@ -123,7 +123,7 @@ def test_predicted_traffic_counts_evictions_of_a_full_cache() -> None:
 
 @pytest.mark.parametrize(("slots", "waiting"), [(8, 0), (7, 0), (6, 1), (5, 2), (4, 3)])
 def test_predicted_pulls_wait_when_two_steps_do_not_fit(slots: int, waiting: int) -> None:
-    """Four rows, then the last of them and three new ones, alone at one worker of two homes."""
+    """Four rows, then the last of them and three new rows, at one worker with two shards."""
     before = np.array([-1, -1, -1, -1, 3, -1, -1, -1], np.int32)
     home = np.array([0, 0, 0, 0, 0, 0, USE_KINDS, USE_KINDS], np.uint8)
     nodes = Nodes(before, np.full(8, -1, np.int32), home, np.zeros(8, np.float32))
@@ -205,8 +205,7 @@ def test_all_workers_get_samples_with_long_compute() -> None:
 
 
 def test_warm_start_chooses_the_fastest_candidate() -> None:
-    """Each crew on the first batches; those that compute too long, or fall far behind, not to the
-    end."""
+    """Each candidate plans the first batches; slow candidates stop early."""
     given = job("edge-4", 0.01)
     stream, tried = list(given.batches())[: active_workers.WARM_START_STEPS], []
     rehearsal = make_policy("embroute(effort=300)").dispatch.warm_start
@@ -247,7 +246,7 @@ def test_warm_start_chooses_the_fastest_candidate() -> None:
 
 
 def test_warm_start_skips_candidates_that_compute_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first step, at which the crew that was chosen deals its window."""
+    """After the first step, in which the chosen candidate plans its window."""
     steps, dealt = [], active_workers._try_workers
 
     def spied(view: DispatchContext, *given: object, **named: object) -> object:
@@ -307,7 +306,7 @@ def test_contradicting_embroute_options_are_refused(policy: str, said: str) -> N
 
 
 def test_auto_effort_follows_the_step_time() -> None:
-    """More where steps are long, within bounds, and by the model's time alone."""
+    """More effort in long steps, within bounds, and by the model's time alone."""
     memory = start(make_policy("embroute"), job("edge-4", 0.0).setup).memory
     given = SearchOptions(paced=True)
     for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, SearchOptions.effort)):
@@ -334,7 +333,7 @@ def test_embroute_is_never_much_slower_than_rivals(network: str, compute_ms: flo
 def test_small_caches_keep_quotas_within_their_ranges(
     cache: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a step as it is dealt does not fit, it is dealt otherwise, in the same ranges."""
+    """A step that does not fit is planned again, within the same ranges."""
     asked, plain = [], dispatch._fallbacks
 
     def spied(view: DispatchContext, search: SearchOptions, quotas_W: I64) -> Iterator[I32]:
@@ -360,7 +359,7 @@ def test_small_caches_keep_quotas_within_their_ranges(
 
 @pytest.mark.full
 def test_embroute_uses_one_worker_where_one_is_fastest() -> None:
-    """With empty caches two workers are hardly slower, and everything pulled was new."""
+    """With empty caches two workers are hardly slower, because all pulled rows are new."""
     source = open_source("criteo-kaggle")
     setup = Setup(source.schema, open_cluster("colo-2"), 64, 256, cache=Size(0.02, "share"))
     given = Workload(source, setup, 30, 10)

@@ -1,4 +1,4 @@
-"""Evaluation on real ranks: scores of all workers come together on the first one."""
+"""Evaluation on real ranks: the first worker gathers the scores of all workers."""
 
 from __future__ import annotations
 

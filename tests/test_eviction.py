@@ -1,4 +1,4 @@
-"""Eviction orders against cachetools and against references of a few lines."""
+"""Eviction orders agree with cachetools and with references of a few lines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def mixed(order: str) -> str:
 
 
 def in_cachetools(cache: Cache[int, bool], trace: list[int]) -> Iterator[list[Event]]:
-    """What a cache of cachetools does on one row a step."""
+    """The misses and victims of a cachetools cache with one row a step."""
     for row in trace:
         if row in cache:
             _ = cache[row]
@@ -66,7 +66,7 @@ def in_cachetools(cache: Cache[int, bool], trace: list[int]) -> Iterator[list[Ev
 def test_lru_and_lfu_equal_cachetools(
     order: str, cache: Callable[[int], Cache[int, bool]], trace: list[int], capacity: int
 ) -> None:
-    """Hits and victims are equal; of equally frequent rows both evict the one longest so."""
+    """Hits and victims are equal; among equal counts both evict the row touched longest ago."""
     mine = events(mixed(order), [[row] for row in trace], capacity)
     assert mine == list(in_cachetools(cache(capacity), trace))
 
@@ -75,7 +75,7 @@ Rank = Callable[[int, int], tuple[int, ...]]  # row, step -> the lowest leaves f
 
 
 def reference(steps: Steps, capacity: int, rank: Callable[[History], Rank]) -> list[list[Event]]:
-    """Victims by rank among the rows held and not used in this step."""
+    """Victims by rank among the cached rows that this step does not use."""
     history = History()
     found = []
     for step, wanted in enumerate(steps):
@@ -100,7 +100,7 @@ def reference(steps: Steps, capacity: int, rank: Callable[[History], Rank]) -> l
 
 
 class History:
-    """Rows held with their last touch (step, place in it), and touches since they came."""
+    """Cached rows with their last touch (step, place in it), and their touches since they came."""
 
     def __init__(self) -> None:
         self.touched: dict[int, tuple[int, int]] = {}
@@ -137,8 +137,8 @@ def test_eviction_orders_equal_a_reference_with_several_rows_a_step(
 
 
 def test_light_lfu_stops_counting_at_ten() -> None:
-    """Rows 0 and 1 reach ten; a newcomer leaves first however often it was used below ten, and
-    of the pinned the one touched longest ago."""
+    """Rows 0 and 1 reach ten. A newcomer below ten leaves first; of the rows at ten, the row
+    touched longest ago."""
     steps = [[0]] * 30 + [[1]] * 10 + [[2]] * 9 + [[3], [0, 3], [4, 5]]
     found = events(mixed("light-lfu"), steps, 3)
     assert found[49] == [(3, 2)]  # row 2 had nine
@@ -162,7 +162,8 @@ def next_use(steps: Steps, row: int, step: int, sight: int) -> int:
 def test_clairvoyant_is_belady_within_its_window(
     trace: list[int], capacity: int, lookahead: int
 ) -> None:
-    """The farthest next use leaves first; rows without one in sight before all, oldest first."""
+    """Rows without a use in sight leave first, oldest first; then the row with the farthest next
+    use."""
     steps = [[row] for row in trace]
 
     def rank(history: History) -> Rank:
@@ -182,7 +183,7 @@ def test_clairvoyant_sees_the_next_step() -> None:
 
 
 def test_clairvoyant_ignores_a_longer_window_of_the_sync() -> None:
-    """A sync that looks ten steps ahead does not change what leaves: row 1, used in step 7."""
+    """A sync that looks ten steps ahead does not change the victim: row 1, used in step 7."""
     steps = [[0], [1], [2], [0], [2], [2], [2], [1]]
     name = "dispatch=block sync=until-last-use(10) evict=clairvoyant(3)"
     assert events(name, steps, 2)[2] == [(2, 1)]
@@ -193,7 +194,7 @@ def test_clairvoyant_ignores_a_longer_window_of_the_sync() -> None:
 def test_clairvoyant_evicts_the_rows_needed_latest(
     steps: Steps, spare: int, lookahead: int
 ) -> None:
-    """Several rows a step: no row that stays idle is needed later than one that leaves."""
+    """With several rows a step, no kept idle row is needed later than an evicted row."""
     capacity = min(ROWS, max(len(set(step)) for step in steps) + spare)
     held: set[int] = set()
     for step, misses in enumerate(events(mixed(f"clairvoyant({lookahead})"), steps, capacity)):

@@ -1,4 +1,4 @@
-"""The example: six lines make a plain torch script distributed, and its losses stay the same."""
+"""The example: six lines make a plain torch script distributed, with the same losses."""
 
 from __future__ import annotations
 

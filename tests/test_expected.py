@@ -1,4 +1,4 @@
-"""Expected traffic beside the simulator's, on independent draws: within five per cent."""
+"""Expected traffic agrees with the simulator within five per cent, on independent draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that die, runs that are stopped: everyone ends, nothing is lost, resuming is exact."""
+"""Killed ranks and stopped runs: all ranks end, no update is lost, and resume is exact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start(folder: Path, *more: str, steps: int = STEPS) -> subprocess.Popen[str]
 def wait_for_checkpoint(
     run: subprocess.Popen[str], folder: Path, after: Path | None = None, seconds: float = 180
 ) -> Path:
-    """The newest checkpoint, once there is one that comes after another."""
+    """The newest checkpoint, as soon as it is newer than `after`."""
     limit = time.monotonic() + seconds
     while (found := latest_checkpoint(folder / "checkpoints")) is None or found == after:
         assert run.poll() is None, run.communicate()[0]
@@ -49,7 +49,7 @@ def wait_for_checkpoint(
 
 
 def tables(folder: Path) -> Tensors:
-    """Every tensor of the last checkpoint's shard and dense part."""
+    """Every tensor of the shard and the dense part in the last checkpoint."""
     last = latest_checkpoint(folder / "checkpoints")
     assert last is not None
     assert last.name == f"step-{STEPS:08d}"
@@ -62,7 +62,7 @@ def tables(folder: Path) -> Tensors:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
+    """An undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     code, output = finish(start(folder))
     assert code == 0, output
@@ -84,7 +84,7 @@ def kill_and_resume(folder: Path, kills: Sequence[tuple[str, float]], *more: str
 
 
 def kill(run: subprocess.Popen[str], folder: Path, kills: Sequence[tuple[str, float]]) -> None:
-    """Kill ranks, each some time after a new checkpoint; the launcher starts all of them again."""
+    """Kill ranks, each some time after a new checkpoint; the launcher starts all ranks again."""
     seen: Path | None = None
     for name, delay_s in kills:
         wait_for_checkpoint(run, folder, seen)
@@ -149,7 +149,7 @@ def test_all_ranks_end_when_one_is_killed(tmp_path: Path) -> None:
 
 
 def send(run: subprocess.Popen[str], number: signal.Signals) -> None:
-    """To the launcher; a terminal's Ctrl-C goes to all ranks besides."""
+    """Signal the launcher; as in a terminal, SIGINT goes to all ranks too."""
     if number == signal.SIGINT:
         os.killpg(run.pid, number)
     else:
@@ -177,7 +177,7 @@ def test_stop_signal_saves_and_resume_changes_no_bit(
 
 @pytest.mark.slow
 def test_sigterm_waits_for_a_slow_checkpoint(tmp_path: Path) -> None:
-    """A shard that does not answer for longer than torch's launcher is patient by itself."""
+    """A shard does not answer for longer than torch's launcher waits by default."""
     run = start(tmp_path, "--peer-timeout", "120", steps=1_000_000)
     wait_for_checkpoint(run, tmp_path)
     shard = pid_of(run, "shard0")

@@ -1,4 +1,4 @@
-"""Tensors of all workers at the first, whatever their lengths."""
+"""The first worker gathers tensors of any length from all workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes: the results of plain torch, the bytes of the simulator, per step."""
+"""Real processes give the results of plain torch and the simulated bytes of every step."""
 
 from __future__ import annotations
 

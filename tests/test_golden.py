@@ -50,7 +50,8 @@ POLICIES = [
 
 
 def draw_trace() -> str:
-    """The committed trace: four fields with Zipf-like ids; how it was made, not how it is read."""
+    """The committed trace: four fields with Zipf-like ids. Tests read the file, not this
+    function."""
     rng = np.random.default_rng(20)
     columns = []
     for size in SIZES:

@@ -1,7 +1,7 @@
 """Every system on two workers and three rows, with the arithmetic written out.
 
-A transfer is told as (worker, row, kind, record, phase). Workers are 0 and 1; `block` gives the
-first sample to worker 0 and the second to worker 1, `robin` as well.
+A transfer is (worker, row, kind, record, phase). Workers are 0 and 1; `block` and `robin` give the
+first sample to worker 0 and the second to worker 1.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def test_het_validity_step_by_step() -> None:
 
 
 def test_het_evicts_lazily() -> None:
-    """One slot each: the workers change rows; deltas leave, and each reads before they land."""
+    """One slot each: the workers swap rows; deltas leave, and each worker reads before they
+    land."""
     (_, second), _ = run("het(5)", workload([[[0], [1]], [[1], [0]]], rows=1))
     assert told(second.evictions) == [
         (0, 0, "evict", "delta", "lazy"),
@@ -287,7 +288,7 @@ def test_bagpipe_keeps_rows_until_their_last_use_in_the_window() -> None:
 
 
 def test_eviction_orders_choose_different_victims() -> None:
-    """Two slots, one worker. What leaves for the third row tells the orders apart."""
+    """Two slots, one worker: the victim of the third row differs between the orders."""
     rows = [0, 0, 1, 2, 0, 1]
     mixed = "dispatch=block sync=on-demand evict="
     # Least recently used: 0 leaves for 2, 1 for 0, 2 for 1.

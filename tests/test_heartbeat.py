@@ -1,4 +1,4 @@
-"""Leaving a job: whoever keeps its store goes last."""
+"""The rank that hosts the store leaves the job last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ["coordinator", "worker0"]
 
 
 def left_after(hosts_store: bool, stays_s: float) -> float:
-    """Seconds until the coordinator has left, while a worker stays for a while."""
+    """Seconds until the coordinator has left, while a worker stays for `stays_s`."""
     store = PrefixStore("job", HashStore())
     coordinator, worker = (Heartbeat(store, name, NAMES, 5.0) for name in NAMES)
     coordinator.hosts_store = hosts_store

@@ -1,4 +1,4 @@
-"""Initial rows: what they are made of, and that it does not matter who makes them."""
+"""Initial rows: their formula, and that any rank computes the same bits."""
 
 from __future__ import annotations
 

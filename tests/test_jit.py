@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: found when they are there, apart from those of other versions."""
+"""Compiled kernels on disk: found when present, and separate for each version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PRINT_CACHE = "import embroute.kernels.rows as r; print(r.gather.stats.cache_pat
 
 
 def cache_of(package: Path, **environment: str) -> str:
-    """Where a copy of the package caches its kernels."""
+    """The folder in which a copy of the package caches its kernels."""
     env = os.environ | {"PYTHONPATH": str(package.parent)} | environment
     command = [sys.executable, "-c", PRINT_CACHE]
     out = subprocess.check_output(command, text=True, env=env, cwd=package.parent)

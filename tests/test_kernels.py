@@ -1,4 +1,4 @@
-"""Kernels against the two lines that define them."""
+"""Kernels equal the two NumPy lines that define them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def draw_touches(seed: int) -> tuple[Lookups, I32, Touches, int, list[int]]:
-    """Random look-ups dealt to random workers: what went in, and what came out."""
+    """Random lookups on random workers: the input and the result of `touches`."""
     rng = np.random.default_rng(seed)
     workers, unique, samples = (int(rng.integers(1, high)) for high in (6, 15, 12))
     lengths = rng.integers(0, 5, samples)

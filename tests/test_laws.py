@@ -1,4 +1,4 @@
-"""The laws, over the whole catalog and random workloads, as an independent replay sees them."""
+"""The laws hold for the whole catalog on random workloads, as an independent replay sees them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def arrays(value: object, name: str = "") -> Arrays:
 
 
 def snapshot(state: State) -> Arrays:
-    """Everything in a state but the planner's scratch marks."""
+    """Everything in a state except the planner's scratch marks."""
     found = arrays(state)
     found[".caches.slot_WCF"][..., codes.MARK] = 0
     found[".caches.planning"][:] = 0
@@ -101,7 +101,7 @@ def same(one: Arrays, other: Arrays) -> None:
 
 
 def enlarged(workload: Workload, message: str) -> Workload:
-    """The workload with as large a cache as a refusal asks for."""
+    """The workload with the cache size that a refusal asks for."""
     setup = workload.setup
     found = NEEDS.search(message)
     if found is None:
@@ -114,7 +114,7 @@ def enlarged(workload: Workload, message: str) -> Workload:
 
 
 def play(policy: Policy, workload: Workload, compare_every: int = 1) -> Referee:
-    """Run a workload under the referee's eyes, with larger caches as long as they are refused."""
+    """Replay a workload under the referee, with larger caches after each refusal."""
     try:
         state = workload.start(policy)
         referee = Referee(policy, state.setup)
@@ -137,7 +137,7 @@ def play(policy: Policy, workload: Workload, compare_every: int = 1) -> Referee:
 
 
 def counts_match(referee: Referee, plan: Plan) -> None:
-    """Traffic is what the referee counted; samples and lists by their lengths."""
+    """Assert that traffic equals the referee's counts, and lists have their lengths."""
     setup, moved, batch = referee.setup, traffic(plan, referee.setup), plan.now.batch
     assert np.array_equal(moved.rows_WKIP, referee.rows_WKIP)
     assert np.array_equal(moved.bytes_WKIP, referee.bytes_WKIP)
@@ -158,7 +158,7 @@ def counts_match(referee: Referee, plan: Plan) -> None:
 
 
 def states_match(referee: Referee, state: State) -> None:
-    """The library's state says what the replay found: held, slot, fresh, dirty."""
+    """Assert that the library's state equals the replay: held, slot, fresh, dirty."""
     if referee.policy.sync.shared_memory:
         touched = {row for row, updates in referee.made.items() if updates}
         assert set(np.flatnonzero(state.caches.cells.number_R).tolist()) == touched
@@ -205,7 +205,7 @@ def test_long_runs_keep_the_laws(name: str) -> None:
 
 
 def test_runs_with_all_reduced_rows_keep_the_laws() -> None:
-    """Some rows are all-reduced in some steps, their caches are full, and they leave again."""
+    """In some steps some rows are all-reduced, enter full caches, and leave again."""
     long = long_workload("rowwise-adagrad")
     setup = replace(long.setup, cluster=slow_shards(3, 2), batch_size=24, shares=())
     batches = draw_batches(setup.schema, [24] * sized(49, 149) + [5], 7)
@@ -219,7 +219,7 @@ def test_runs_with_all_reduced_rows_keep_the_laws() -> None:
 @given(workload=workloads())
 @settings(few, max_examples=sized(2, 4))
 def test_planning_changes_no_state_and_repeats(name: str, workload: Workload) -> None:
-    """Law 6, and that only `advance` changes state."""
+    """Law 6: only `advance` changes state."""
     policy = make_policy(name)
     workload = trainable(policy, workload).with_cache(Size(1.0, "share"))
     one, other = workload.start(policy), workload.start(policy)
@@ -255,7 +255,7 @@ BLIND = [name for name in POLICIES if not make_policy(name).dispatch.looks_at_ca
 @given(workload=workloads())
 @settings(few, max_examples=sized(2, 6))
 def test_cache_refusal_names_exactly_the_rows_needed(name: str, workload: Workload) -> None:
-    """The cache a refusal asks for passes that worker's step; one row less does not."""
+    """The cache that a refusal asks for passes the worker's step; a smaller cache fails."""
     policy = make_policy(name)
     workload = trainable(policy, workload).with_cache(Size(0.0, "share"))
     for _ in range(8):
@@ -279,7 +279,7 @@ def test_cache_refusal_names_exactly_the_rows_needed(name: str, workload: Worklo
 
 
 def refusal(policy: Policy, workload: Workload) -> str:
-    """What the planner says against the cache, or nothing."""
+    """The planner's error about the cache, or an empty text."""
     try:
         for _ in workload.plans(policy, workload.start(policy)):
             pass
@@ -298,7 +298,7 @@ def two_widths(cache: float) -> Workload:
 
 @pytest.mark.parametrize("name", ["fae(hot=2rows)", "scars(hot=2rows)"])
 def test_cache_refusal_counts_hot_rows_by_width(name: str) -> None:
-    """One hot row of each width, and three cold ones touched: four slots of that width."""
+    """One hot row of each width and three cold rows touched: four slots of that width."""
     message = refusal(make_policy(name), two_widths(0.4))
     found = NEEDS.search(message)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Models of users' own: what their layers may be, equal to plain torch, and what is refused."""
+"""Layers of users' models: supported forms equal plain torch, other forms are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_small_layers_with_sparse_gradients_are_routed(tmp_path: Path) -> None:
 
 
 class Friends(Model):
-    """One layer under two names, and called three times."""
+    """A layer with two names and three calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ def test_layer_with_two_names_and_three_calls_equals_plain_torch(tmp_path: Path)
 
 
 class Scaled(nn.Embedding):
-    """Does more than to look up."""
+    """An embedding that also scales its rows."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return 10 * super().forward(input)
 
 
 class Tied(Model):
-    """Its output is tied to a table."""
+    """An output layer that shares the weight of a table."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Loaders of every kind: those that can be read again, and those that cannot."""
+"""Loaders that can be read again, and loaders that cannot."""
 
 from __future__ import annotations
 

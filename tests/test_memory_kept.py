@@ -1,4 +1,4 @@
-"""What a step frees stays with the process: the next step meets no new pages."""
+"""Memory freed by a step stays with the process: the next step causes no new page faults."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def pages(how: str) -> tuple[list[str], int]:
-    """What a process says, and the pages that the last of a few equal steps had to wait for."""
+    """The words a process prints, and the page faults of its last step."""
     command = [sys.executable, "-c", STEPS, how]
     *said, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return said, int(last)

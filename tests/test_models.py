@@ -1,4 +1,4 @@
-"""Models against slow formulas; look-ups, and the catalog."""
+"""Models equal slow formulas; lookups and the catalog of models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = ModelOptions(hidden=(6, 4), seed=3)
 
 
 def baggy_batch(schema: Schema = BAGGY, seed: int = 0) -> Batch:
-    """Bags of nought to three ids, some padding, in single fields too."""
+    """Bags of zero to three ids with some padding, in single fields too."""
     rng = np.random.default_rng(seed)
     rows: list[int] = []
     lengths = []
@@ -77,7 +77,7 @@ def model_of(
 
 
 def pooled(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[F64]:
-    """The sum or mean of each field's rows, one by one."""
+    """The sum or mean of each field's rows, row by row."""
     out = []
     for number, field in enumerate(embeddings.schema.fields):
         bag = sample * batch.num_fields + number
@@ -111,7 +111,7 @@ def through(module: nn.Module | Tensor | None, x: F64) -> F64:
 
 
 def widened(maps: nn.Module | Tensor, vectors: list[F64]) -> list[F64]:
-    """Vectors at the largest width: the others through their matrix."""
+    """Vectors mapped to the largest width by their matrix."""
     widest = max(map(len, vectors))
     pairs = zip(cast(nn.ModuleList, maps), vectors, strict=True)
     return [x if len(x) == widest else array(one.weight) @ x for one, x in pairs]
@@ -247,7 +247,7 @@ def test_padding_counts_in_no_pooled_embedding(mode: str, expected: list[list[li
 
 
 class Elsewhere(nn.Module):
-    """Records looked up before; it has nothing of the tables but their two methods."""
+    """Embeddings looked up before; it has only the two methods of the tables."""
 
     def __init__(self, records: list[Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows that nobody has trained yet are made where they are needed: the result is the same."""
+"""Workers initialise untrained rows locally, with the same result as pulled rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLICY = "embroute(effort=200)"
 
 
 def growing() -> list[Batch]:
-    """Every few steps ids that were never used before."""
+    """Batches with new ids every few steps."""
     found = batches(5, STEPS)
     for step, batch in enumerate(found):
         known = 0.1 + 0.9 * step / STEPS

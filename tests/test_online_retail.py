@@ -1,4 +1,4 @@
-"""The shipped real trace: what the published data has, and labels that do not leak."""
+"""The shipped real trace has the published contents, and its features do not reveal labels."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_each_retail_line_comes_with_its_negatives(trace: Batch, labelled: Batch
 
 @pytest.mark.parametrize("negatives", [1, 2, 3])
 def test_sample_number_does_not_reveal_the_label(negatives: int) -> None:
-    """Dealt one by one to any number of workers, everyone has as many of either label."""
+    """In round-robin over any number of workers, each worker has the same share of labels."""
     label = next(RetailSource(negatives).chunks()).label
     for workers in range(2, 9):
         shares = [float(label[w::workers].mean()) for w in range(workers)]

@@ -1,4 +1,4 @@
-"""The time of a step beside steps carried out one by one, event by event."""
+"""The formula of the step time equals steps simulated event by event."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def turn(beat: PhaseTimes, lead: float) -> F64:
 
 
 def carried_out(beat: PhaseTimes, parts: int) -> float:
-    """Mean time of steps: each worker pushes part by part when it has computed; a part is pulled,
-    after the one before it, when everybody's pushes of it are there."""
+    """Mean time of steps. Each worker pushes chunk by chunk after its compute. A chunk is pulled
+    after the chunk before it, when all workers have pushed it."""
     begin_W = np.zeros(len(beat.start_W))
     ends = []
     for _ in range(STEPS):
@@ -60,8 +60,8 @@ def test_best_overlap_of_one_chunk_is_zero() -> None:
 
 
 def test_best_overlap_balances_a_slow_link_and_long_compute() -> None:
-    """Pushes and pulls of 4 s beside 4 s of compute, and 8 s of compute with nothing to move: the
-    one would take 8 if its pulls could come while it pushes, but they wait for the other."""
+    """Worker 0 pushes and pulls for 4 s each beside 4 s of compute; worker 1 computes for 8 s.
+    Worker 0 would need 8 s if its pulls overlapped its pushes, but its pulls wait for worker 1."""
     nothing = np.zeros(2)
     beat = PhaseTimes(np.array([4.0, 8]), np.array([4.0, 0]), nothing, np.array([4.0, 0]), nothing)
     assert best_overlap(beat) == pytest.approx(2.0)

@@ -1,4 +1,4 @@
-"""The coordinator's file of a checkpoint: what goes on from it, here and elsewhere."""
+"""The planner state of a checkpoint: resume on the same job, and on another job."""
 
 from __future__ import annotations
 

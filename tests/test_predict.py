@@ -1,4 +1,4 @@
-"""Scores from a checkpoint are those of the run's own evaluation."""
+"""Scores from a checkpoint equal the scores of the run's own evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulator = runtime: what plans promise to move is what moves, step by step and kind by kind."""
+"""Simulator = runtime: every step moves the planned rows, kind by kind."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SMALL = [
 
 
 def run(settings: Settings) -> tuple[Promise, dict[str, Result]]:
-    """A job planned, and the same job run."""
+    """A planned job, and the same job trained."""
     workers, shards = TOPOLOGY
     stream, settings = batches(workers, STEPS), settings | Settings(debug="steps")
     results = run_in_process(workers, shards, lambda rank: train(rank, stream, "adagrad", settings))
@@ -124,7 +124,7 @@ def test_steps_with_all_reduced_rows_move_the_rows_of_their_plans() -> None:
 
 
 def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
-    """Every rank counts the bytes of its notes as they are on the wire, step by step."""
+    """Assert that every rank counts the bytes of its control messages as sent, step by step."""
     sharding, own, total = RowSharding(promised.setup), adapter(), 0
     own.infer_spec(batches(TOPOLOGY[0], STEPS)[0])
     names = [name for name in results if name != "coordinator"]
@@ -188,7 +188,7 @@ def test_compare_with_reports_the_bytes_of_the_other_policy(policy: str, other: 
 def test_reported_bytes_cover_checkpoints_evaluations_and_the_drain(
     policy: str, other: str, tmp_path: Path
 ) -> None:
-    """Also what checkpoints, evaluations and the end bring home; not what evaluations look up."""
+    """Pushes of checkpoints, evaluations and the end count; lookups of evaluations do not."""
     stream, said = batches(3, STEPS), np.zeros(2, np.int64)
     settings = settings_of(policy, 3) | {"held_out": batches(4, 2), "evaluate_every": sized(10, 25)}
     settings |= {"checkpoint_every": 10, "compare_with": other}
@@ -253,7 +253,7 @@ NOTE_BYTES, BLOCK_BYTES = 420, 36  # of a note with no rows at all, and of each 
 
 @pytest.mark.parametrize("policy", ["vanilla", "esd(1)", "het(10)", "fae(hot=300rows)"])
 def test_priced_bytes_of_samples_and_plans_equal_the_bytes_sent(policy: str) -> None:
-    """All lists are priced to the byte; a note's frame and the heads of its blocks are not."""
+    """Lists are priced to the byte; the frame of a message and its block headers are not priced."""
     source, workers = open_source("online-retail(negatives=1)", DataOptions()), 4
     setup = Setup(source.schema, uniform_cluster(workers, 2), 16, 512, cache=Size(0.1, "share"))
     chosen, own = make_policy(policy), SampleAdapter(source.schema, torch.float32)

@@ -1,4 +1,4 @@
-"""What readers refuse: every message names the file, and the line, column and value it is about."""
+"""Errors of readers name the file, the line, the column and the value."""
 
 from __future__ import annotations
 

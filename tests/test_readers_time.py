@@ -1,4 +1,4 @@
-"""Samples in order of time: streamed where they are in order, else sorted on disk."""
+"""Samples in order of time: ordered files are streamed, other files are sorted on disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.sizes import sized
 
 
 def pieces_of(times: list[int], size: int) -> Iterator[Keyed]:
-    """Samples numbered in order, whose times are given."""
+    """Numbered samples with the given times."""
     for start in range(0, len(times), size):
         time = np.array(times[start : start + size], np.float64)
         keys = np.arange(start, start + len(time), dtype=np.int64)[:, None]

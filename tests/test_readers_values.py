@@ -1,4 +1,4 @@
-"""What readers give: values against a plain parse, ids, chunks, order of time."""
+"""Values from readers equal a plain parse: ids, chunks and order of time."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_missing_values_become_an_id_or_padding(tmp_path: Path) -> None:
 
 
 def fnv_1a(text: str) -> int:
-    """The key of a text, by the book."""
+    """The key of a text by the published algorithm."""
     key = 0xCBF29CE484222325
     for byte in text.encode():
         key = (key ^ byte) * 0x100000001B3 % 2**64
@@ -324,7 +324,7 @@ def test_files_of_a_directory_or_pattern_are_read_in_name_order(tmp_path: Path) 
 
 
 def generated(path: Path, num_bytes: int) -> Iterator[int]:
-    """Write a file of about `num_bytes` bytes."""
+    """Write a file of about `num_bytes` bytes, and yield the samples of each block."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["a", "b", "x"])

@@ -1,4 +1,4 @@
-"""The referee and the library's own check notice plans that break a law."""
+"""The referee and the library's own check detect plans that break a law."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def part_of(plan: Plan, part: str) -> Transfers:
 
 
 def with_part(plan: Plan, part: str, moves: Transfers) -> Plan:
-    """The plan with other transfers in one of its lists."""
+    """The plan with one of its lists replaced."""
     lists = {name: part_of(plan, name) for name in ("returns", "evictions", "pulls", "updates")}
     lists[part] = moves
     home, evicted, pulled, sent = lists.values()
@@ -46,7 +46,7 @@ def cut(moves: Transfers, index: int = 0) -> Transfers:
 
 
 def lose(part: str) -> Mutation:
-    """Forget the first transfer of a part of the plan."""
+    """Remove the first transfer of a part of the plan."""
 
     def mutate(plan: Plan) -> Plan | None:
         moves = part_of(plan, part)
@@ -56,7 +56,7 @@ def lose(part: str) -> Mutation:
 
 
 def relabel(part: str, column: str, old: int, new: int) -> Mutation:
-    """Give the first transfer of one phase or record another."""
+    """Change the phase or record of the first transfer that has the old value."""
 
     def mutate(plan: Plan) -> Plan | None:
         moves = part_of(plan, part)
@@ -72,7 +72,7 @@ def relabel(part: str, column: str, old: int, new: int) -> Mutation:
 
 
 def stale_as_hit(plan: Plan) -> Plan | None:
-    """Read a copy that should have been pulled again."""
+    """Read a copy that should be pulled again."""
     stale = np.flatnonzero(plan.decision.need_T == codes.STALE)
     if not len(stale):
         return None
@@ -85,7 +85,7 @@ def stale_as_hit(plan: Plan) -> Plan | None:
 
 
 def slots(exchange: bool) -> Mutation:
-    """Two touches of one worker change slots, or share one."""
+    """Let two touches of one worker swap slots, or share a slot."""
 
     def mutate(plan: Plan) -> Plan | None:
         slot_T = plan.placement.slot_T.copy()
@@ -96,7 +96,7 @@ def slots(exchange: bool) -> Mutation:
 
 
 def alone(plan: Plan) -> Plan | None:
-    """A row that several touch is left to one of them to update."""
+    """Let only one of several touchers update a row."""
     shared = np.flatnonzero(plan.decision.mode_T == codes.SHARED)
     if not len(shared):
         return None
@@ -111,12 +111,12 @@ def alone(plan: Plan) -> Plan | None:
 
 
 def other_worker(plan: Plan) -> Plan:
-    """The last worker's samples are said to be the first's."""
+    """Assign the last worker's samples to the first worker."""
     return replace(plan, worker_S=np.where(plan.worker_S == 3, 0, plan.worker_S).astype(np.int32))
 
 
 def nobody(plan: Plan) -> Plan:
-    """A sample goes to a worker that does not exist."""
+    """Assign a sample to a worker that does not exist."""
     return replace(plan, worker_S=np.where(plan.worker_S == 3, 4, plan.worker_S).astype(np.int32))
 
 
@@ -153,13 +153,13 @@ FAULTS = [
 
 
 def checked(plan: Plan, state: State, policy: Policy) -> None:
-    """The library's check on clean marks, as planning leaves them."""
+    """Run the library's check on clean marks, as planning leaves them."""
     state.caches.slot_WCF[..., codes.MARK] = 0
     check(plan, state, policy)
 
 
 def disturbed(policy: Policy, mutate: Mutation, law: str) -> None:
-    """Watch a run in which one plan is changed; `law`: what the library's own check must say."""
+    """Replay a run with one changed plan; `law` is the message of the library's own check."""
     workload = long_workload("adagrad")
     state = workload.start(policy)
     referee, broken = Referee(policy, state.setup), False

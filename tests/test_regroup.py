@@ -38,7 +38,7 @@ def schema_of(*rows: int) -> Schema:
 
 
 def state_with(hot: set[int], batch_size: int) -> State:
-    """A state whose replicated rows are the given ones."""
+    """A state that replicates the given rows."""
     setup = Setup(schema_of(NUM_ROWS), open_cluster("dc-2"), 4, batch_size, cache=Size(1, "share"))
     state = start(make_policy("fae"), setup, np.ones(NUM_ROWS, np.int64))
     return replace(state, hot_R=np.isin(np.arange(NUM_ROWS), list(hot)))

@@ -1,4 +1,4 @@
-"""Reports as HTML: their numbers are those of the JSON, and nothing comes from a network."""
+"""HTML reports: their numbers equal the JSON, and they need no network."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_report_phases_sum_to_the_step_time(made: Made) -> None:
 
 
 def test_report_links_carry_the_bytes_of_the_json(made: Made) -> None:
-    """On a star all bytes of a worker cross its host's link, and the shard's hosts has them too."""
+    """On a star, all bytes of a worker cross the link of its host."""
     details = json.loads(files_of(made[0])["comparison.json"])["report"]["details"]
     for name, detail in details.items():
         links = {link["host"]: link for link in detail["links"]}

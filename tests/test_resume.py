@@ -1,4 +1,4 @@
-"""Checkpoint and resume: an interrupted run ends as an uninterrupted one, bit for bit."""
+"""Checkpoint and resume: an interrupted run ends with the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PowerCutError(Exception):
 
 
 class Failing(list[Batch]):
-    """Batches that end in an error, the first time they are read."""
+    """Batches that raise an error, the first time they are read."""
 
     def __init__(self, stream: Sequence[Batch], last: int) -> None:
         super().__init__(stream)
@@ -146,7 +146,7 @@ STOPPED["in chunks"] = slow_settings("embroute(effort=200)", 3, 2)
 
 @pytest.mark.parametrize("name", marked_full(STOPPED, ["esd(1)", "in-place", "in chunks"]))
 def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path) -> None:
-    """The drain of an end that no schedule asked for leaves no trace in what follows."""
+    """The drain of an unscheduled stop leaves no trace in later steps."""
     workers, shards = topology = (3, 2)
     stream, settings = batches(workers, STEPS), STOPPED[name].copy()
     settings.update({"checkpoint": tmp_path / "cut", "checkpoint_every": 25, "resume": True})
@@ -188,7 +188,7 @@ def test_resume_on_another_topology_equals_plain_torch(
 def test_resume_between_in_place_and_embroute_equals_plain_torch(
     first: str, second: str, tmp_path: Path
 ) -> None:
-    """Rows trained in place are known as trained: a policy that makes new rows makes none anew."""
+    """Rows trained in place count as trained, so embroute initialises none of them again."""
     stream = batches(3, STEPS)
     with pytest.raises(PowerCutError):
         run(saving(first, 3, tmp_path), (3, 2), Failing(stream, 52))
@@ -216,7 +216,7 @@ def test_resume_refuses_a_checkpoint_of_another_optimizer(tmp_path: Path) -> Non
 
 
 def epochs(rank: RankContext, stream: Sequence[Batch], settings: Settings) -> list[int]:
-    """Steps that each of two passes over the prepared loader gave."""
+    """The steps of two passes over the prepared loader."""
     model = new_model()
     optimizers = optimizers_of("adagrad", model)
     ready = prepare(model, optimizers, stream, rank, **settings)

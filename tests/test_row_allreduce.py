@@ -1,4 +1,4 @@
-"""Rows on the all-reduce: chosen where they relieve links that everybody waits for."""
+"""All-reduced rows: chosen where they relieve bottleneck links."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> SearchState:
 def test_all_reduced_rows_equal_a_search_through_all_counts(
     links: list[float], shard_ms: float
 ) -> None:
-    """Against a search through all numbers of rows, from the most used on."""
+    """The reference searches all numbers of rows, from the most used row on."""
     source = open_source("avazu")
     setup = Setup(source.schema, star_cluster(links, 10.0), 512, 512, cache=Size(0.2, "share"))
     horizon = Horizon(setup.schema.num_rows, 1)
@@ -100,7 +100,7 @@ def test_no_row_is_all_reduced_in_chunked_steps() -> None:
 
 
 def test_learnt_pace_does_not_depend_on_all_reduced_rows() -> None:
-    """A step that was relieved says the same about a step that is not."""
+    """A relieved step teaches the same pace as an unrelieved step."""
     setup = Setup(open_source("avazu").schema, star_cluster([10.0] * 4, 10.0), 512, 512)
     time = steps("dc-8", 0.2)[0].time
     memory = outlook_of(setup, 0.0, 0.0)

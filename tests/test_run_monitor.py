@@ -1,4 +1,4 @@
-"""What is told of a run: a live line, JSON lines, TensorBoard, and a summary."""
+"""Reports of a running job: live line, JSON lines, TensorBoard, and summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Seconds that pass only when they are told to."""
+    """A clock that a test moves by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -34,7 +34,8 @@ class Clock:
 
 
 def train(eyes: RunMonitor, clock: Clock, first: int, seconds: list[float]) -> None:
-    """Steps that take so long; each moves 5 MB and 1 MB over two links, vanilla twice as much."""
+    """Record steps of the given seconds; each moves 5 MB and 1 MB over two links, vanilla twice
+    as much."""
     for step, spent in enumerate(seconds, first):
         clock.now += spent
         figures = np.array([5_000_000, 1_000_000, 6_000_000, 12_000_000])

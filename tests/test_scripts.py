@@ -1,4 +1,4 @@
-"""Scripts of users' own that end before their time: one clear line of every rank."""
+"""Users' scripts that end early: one clear line from every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 30.0  # the default of peer_timeout
 
 
 def start(script: Path) -> subprocess.Popen[str]:
-    """A job of a script that has trained for a while."""
+    """Start a script's job and wait until it trains."""
     run = begin([*TORCHRUN, str(script), "--steps", "4000"])
     assert run.stdout is not None
     for line in run.stdout:
@@ -31,7 +31,7 @@ def start(script: Path) -> subprocess.Popen[str]:
 
 
 def said(output: str) -> dict[str, list[str]]:
-    """What each rank said of its end."""
+    """The last words of each rank."""
     found: dict[str, list[str]] = {}
     for name, reason in re.findall(r"^embroute: (\w+): (.*)$", output, re.M):
         found.setdefault(name, []).append(reason)
@@ -90,7 +90,7 @@ def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
 
 
 def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
-    """How a process ends that gets a signal in the middle of nothing."""
+    """Exit code and output of an idle process after a signal."""
     ours = "from embroute.launch.exit import install_exit_hooks as hooks; hooks('worker0')"
     lines = ["import signal, time", before, ours, "print('here', flush=True)", "time.sleep(60)"]
     run = begin([sys.executable, "-c", "\n".join(lines)])

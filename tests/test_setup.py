@@ -1,4 +1,4 @@
-"""What is fixed for a run: widths, record sizes, cache capacities and quotas."""
+"""The fixed properties of a run: widths, record sizes, cache capacities and quotas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mail: the same messages whether they lie in shared memory or go through connections."""
+"""Messages between shards and workers are the same in shared memory and over connections."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def content(size: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uin
 
 
 def exchange(transport: MessageTransport, peer: str, ahead: int) -> int:
-    """Messages both ways, some posted before the first is read; how many arrived as sent."""
+    """Send messages both ways, some ahead of reading; the number that arrived as sent."""
     right, posted = 0, []
     for i, size in enumerate(SIZES):
         buffer = transport.acquire(peer, size)

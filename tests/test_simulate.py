@@ -1,4 +1,4 @@
-"""Pricing plans: spans that add up, drains, warm-ups, step times, and the choice of workers."""
+"""Prices of plans: spans that add up, drains, warm-ups, step times, and the choice of workers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Samples:
 
 
 def uneven_cluster() -> Cluster:
-    """Directions and latencies apart, two workers on one host, a shard beside a worker."""
+    """Different rates per direction, latencies, two workers on one host, a shard beside a
+    worker."""
     hosts = (
         Host("store", 4e6, 3e6, 1e-4),
         Host("one", 1e6, 2e6, 2e-4),
@@ -206,7 +207,7 @@ class Links:
 
 
 def by_hand(step: StepReport, cluster: Cluster) -> float:
-    """The step time of the manual, worker by worker and byte by byte."""
+    """The step time by the manual's formula, worker by worker and byte by byte."""
     moved, n = step.traffic, cluster.num_workers
     early = Links(cluster).rows(moved, (EARLY, LAZY)).control(moved)
     urgent, late = (Links(cluster).rows(moved, (phase,)) for phase in (URGENT, LATE))

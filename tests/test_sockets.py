@@ -1,4 +1,4 @@
-"""Messages over sockets: whole, in order, whoever waits for what; and how ranks find each other."""
+"""Messages over sockets arrive whole and in order, and ranks find each other."""
 
 from __future__ import annotations
 
@@ -63,14 +63,15 @@ def close(*opened: Listener | socket.socket) -> None:
 
 
 def together(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Each on a thread of its own; raises what one of them raises."""
+    """Run each function on its own thread; raise the first error."""
     with ThreadPoolExecutor(len(work)) as pool:
         tasks = {name: pool.submit(one) for name, one in work.items()}
         return {name: task.result(60) for name, task in tasks.items()}
 
 
 def sent(source: str, goal: str, phase: int) -> npt.NDArray[np.uint8]:
-    """What one rank sends another in a phase: nothing, little, or more than a socket holds."""
+    """The message from one rank to another in a phase: empty, small, or larger than a socket
+    buffer."""
     random = np.random.default_rng([ord(source), ord(goal), phase])
     size = int(random.choice([0, 1, 3000, 700_000], p=[0.1, 0.3, 0.4, 0.2]))
     return random.integers(0, 256, size).astype(np.uint8)
@@ -78,7 +79,7 @@ def sent(source: str, goal: str, phase: int) -> npt.NDArray[np.uint8]:
 
 @pytest.fixture(params=["one host", "several"])
 def hosts(request: pytest.FixtureRequest) -> str:
-    """Whether ranks meet within a host; if not, there is only the network."""
+    """Ranks on one host, or ranks that share only a network."""
     if request.param == "several":
         request.getfixturevalue("apart")
     return str(request.param)
@@ -86,7 +87,7 @@ def hosts(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank takes itself for the only one of its host."""
+    """Every rank believes that it is alone on its host."""
     monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
     monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
 
@@ -176,13 +177,13 @@ def test_more_messages_than_the_first_table_holds_arrive_in_order(
 
 
 def table(pieces: list[npt.NDArray[np.uint8]], direction: int) -> npt.NDArray[np.int64]:
-    """Messages to or from the first peer, for the kernels."""
+    """Messages to or from the first peer, as the kernel takes them."""
     return np.array([(0, direction, piece.ctypes.data, piece.size) for piece in pieces], np.int64)
 
 
 @pytest.mark.parametrize("most", [40, 9000])
 def test_socket_kernel_moves_bytes_from_the_first_message_on(most: int) -> None:
-    """A kernel moves as many bytes as go, from the first message on; nothing else changes."""
+    """The kernel moves as many bytes as possible, in order, and changes nothing else."""
     random = np.random.default_rng(most)
     sizes = random.integers(0, most, 3 * IOVECS)
     flat = random.integers(0, 256, sizes.sum()).astype(np.uint8)
@@ -205,7 +206,7 @@ def test_socket_kernel_moves_bytes_from_the_first_message_on(most: int) -> None:
 
 
 def test_coordinator_waits_until_each_message_is_delivered() -> None:
-    """The coordinator waits until a note has reached its rank: no more is told than is known."""
+    """The coordinator waits until a control message has reached its rank."""
     left, right = socket.socketpair()
     with left, right:
         teller, reader = SocketChannel({"worker0": left}), SocketChannel({COORDINATOR: right})
@@ -240,7 +241,7 @@ def test_exchange_with_a_closed_peer_names_it(
 
 
 def test_signal_ends_a_rank_that_waits_for_a_message() -> None:
-    """A rank that waits for a message ends when it is asked to."""
+    """A rank that waits for a message must still react to signals."""
     code = (
         "import socket, numpy as np\n"
         "from embroute.transport.sockets import SocketChannel\n"

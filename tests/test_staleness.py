@@ -1,4 +1,4 @@
-"""Versions that travel with rows: what reads really missed, under every kind of policy."""
+"""Row versions show how many updates each read missed, under every kind of policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXACT = [
 
 
 def audited(policy: str, topology: tuple[int, int], share: float) -> Audit:
-    """A run whose rows carry versions, and the most that any of its reads missed."""
+    """A run with row versions, and the largest number of updates that a read missed."""
     workers, shards = topology
     settings = settings_of(policy, workers, share)
     settings["debug"] = "versions"
@@ -79,7 +79,7 @@ def test_row_versions_change_no_result() -> None:
 
 @pytest.mark.full
 def test_bounded_staleness_keeps_the_auc() -> None:
-    """One short pass over labels of a known model: below the best, and not far behind exact."""
+    """One short pass over labels of a known model: the AUC is near the exact AUC."""
     case = Case(40_000, 8_000, rows=100, workers=2, dim=4, cache=0.6)
     exact, tight, loose = (train_case(case, bound) for bound in (0, 10, 100))
     assert exact.best_auc == pytest.approx(0.83, abs=0.01)

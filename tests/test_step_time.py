@@ -45,7 +45,7 @@ def test_transmission_cost_by_hand() -> None:
 
 
 def without_rows() -> Traffic:
-    """The same with nothing all-reduced but dense gradients, 40 bytes."""
+    """The same traffic, with only 40 bytes of dense gradients all-reduced."""
     return replace(priced(), hot_rows=0, hot_bytes=0)
 
 
@@ -67,7 +67,8 @@ def test_step_time_by_hand() -> None:
 
 
 def test_step_time_with_a_ring_all_reduce_by_hand() -> None:
-    """Gradients of rows go round a ring, and so does what a shard at 9 bytes/s is too slow for."""
+    """A ring reduces row gradients, and dense gradients if the shard's link of 9 bytes/s is too
+    slow."""
     slow = step_time(without_rows(), two_worker_star(9.0))
     assert slow.allreduce_s == pytest.approx(40 / 5)
     time = step_time(priced(), two_worker_star(9.0))
@@ -89,7 +90,8 @@ def test_step_time_is_at_least_the_busiest_shard_link() -> None:
 
 
 def test_ranks_of_one_host_use_no_link() -> None:
-    """The shard beside worker 0: its rows cost nothing, and only worker 1's lists leave."""
+    """The shard is beside worker 0: its rows cost nothing, and only worker 1's lists leave the
+    host."""
     apart = two_worker_star(100.0)
     beside = replace(apart, shards=(1,), coordinator=1)
     # Worker 1 as before, 5, and the all-reduce, 4.4.

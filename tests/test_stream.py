@@ -1,4 +1,4 @@
-"""Streaming: exact batch sizes, every sample once an epoch, seeded orders, bounded reading."""
+"""Streams of batches: exact sizes, every sample once an epoch, seeded orders, bounded reading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def source(samples: int, chunk: int = 5, bags: bool = False) -> ArraySource:
 
 
 def order(stream: Iterator[Batch]) -> list[int]:
-    """The samples in the order in which they come; their parts must still belong together."""
+    """The numbers of the samples in stream order; the parts of a sample must belong together."""
     found: list[int] = []
     for batch in stream:
         numbers = batch.label.astype(int).tolist()

@@ -1,4 +1,4 @@
-"""Urgent pushes and late pulls in parts: one comes while the next ones go, and all is the same."""
+"""Urgent pushes and late pulls in chunks overlap, with the same result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_streamed_sync_gives_the_bits_of_on_demand(optimizer: str) -> None:
 
 
 def test_shard_sends_a_chunk_before_it_receives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shard does it: what it takes in and gives out, step by step."""
+    """The shard's receives and sends are recorded step by step."""
     steps: list[str] = []
     stream, take, post = Shard._stream, Shard._take, Shard._send
 
@@ -95,7 +95,7 @@ def two_workers(urgent: Sequence[int], late: Sequence[int], samples: Sequence[in
 
 
 def cluster(rates: Sequence[float], latency_s: float = 0.0) -> Cluster:
-    """A fast shard and two workers, a millisecond a sample."""
+    """A fast shard and two workers; a sample takes a millisecond."""
     links = [Host("shard", 1e9, 1e9), *(Host(f"w{r}", r, r, latency_s) for r in rates)]
     return Cluster(tuple(links), (Worker(1), Worker(2)), (0,), compute_s_per_sample=1e-3)
 

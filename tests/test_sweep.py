@@ -1,4 +1,4 @@
-"""The sweep over settings goes on where it stopped."""
+"""The benchmark sweep over settings continues where it stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The generator: published sizes, knobs that turn what they name, and labels of a known model."""
+"""The generator: published sizes, options that change one property each, and labels of a known
+model."""
 
 from __future__ import annotations
 

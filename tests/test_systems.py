@@ -1,4 +1,4 @@
-"""What the published systems must show, in direction and order, on a real and a synthetic trace."""
+"""The published systems show the papers' directions and orders, on a real and a synthetic trace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Trace:
 
 
 def cut_preset(samples: int) -> Trace:
-    """The beginning of the synthetic Criteo log; ids that never come are left out of the tables."""
+    """The first samples of the synthetic Criteo log; the tables hold only ids that occur."""
     source = open_preset(parse_call(f"criteo-kaggle(samples={samples})"))
     rows_SF = concat(list(source.chunks())).rows.reshape(samples, -1)
     tables, first = [], 0
@@ -78,7 +78,7 @@ def outcome(trace: str, name: str) -> Outcome:
 
 
 def moved(trace: str, name: str) -> tuple[int, int, int]:
-    """Pulls, pushes and all, the drain among the pushes."""
+    """Pulls, pushes with the drain, and their sum."""
     done = outcome(trace, name)
     rows_I = done.traffic.rows_WKIP.sum((0, 1, 3))
     pulls, pushes = int(rows_I[:2].sum()), int(rows_I[2:].sum() + done.drain_rows_W.sum())
@@ -101,7 +101,7 @@ def misses(trace: str, name: str) -> int:
 
 @pytest.mark.parametrize("trace", TRACES)
 def test_herald_ablation_keeps_the_order_of_the_paper(trace: str) -> None:
-    """The order of the paper's: pulls 54/0/54, pushes 17/13/63, all 35/7/59 % cut on Criteo."""
+    """The paper on Criteo: pulls 54/0/54, pushes 17/13/63, all 35/7/59 % cut."""
     allocation = cuts(trace, "dispatch=herald sync=write-through")
     plan = cuts(trace, BLOCK)
     both = cuts(trace, "herald")
@@ -180,5 +180,5 @@ def test_fae_moves_no_rows_between_hot_batches() -> None:
 
 
 def test_fae_finds_no_hot_sample_in_the_retail_trace() -> None:
-    """Every sample names its invoice, and invoices of other days are of no use to it."""
+    """Every sample names its invoice, and invoices of other days never come again."""
     assert not any(step.hot for step in simulate(make_policy("fae"), job("retail")))

@@ -1,4 +1,4 @@
-"""Expected communication: against sampling, against plain sums, and choices that stand."""
+"""Expected communication agrees with sampling and plain sums, and hot sets are the best ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The papers' trade-offs: each panel's curves are its points, beside the papers' own figures."""
+"""The papers' trade-offs: curves hold the measured points, beside the papers' own figures."""
 
 from __future__ import annotations
 

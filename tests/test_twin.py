@@ -128,7 +128,7 @@ def test_training_with_all_reduced_rows_equals_plain_torch(
 @pytest.mark.parametrize("optimizer", marked_full(OPTIMIZERS, ["adagrad"]))
 @pytest.mark.parametrize("policy", ["fae(hot=0.6, buffer=8)", "scars(hot=0.6, buffer=8)"])
 def test_replicated_rows_equal_plain_torch_in_regrouped_order(policy: str, optimizer: str) -> None:
-    """The order of samples is read from the plans; the reference trains in that order."""
+    """The plans give the order of samples; the reference trains in that order."""
     workers, shards, steps = 3, 2, 60
     stream = batches(7, steps)
     settings = settings_of(policy, workers, 1.0)
@@ -163,7 +163,7 @@ def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list
 
 @pytest.mark.parametrize("optimizer", marked_full(OPTIMIZERS[:3], ["adagrad"]))
 def test_het_with_one_worker_equals_plain_torch(optimizer: str) -> None:
-    """With one worker nobody's updates are missed, so HET is exact up to adding deltas."""
+    """One worker misses no updates, so HET is exact up to the addition of deltas."""
     stream, settings = batches(1, STEPS), settings_of("het(4)", 1, 0.9)
     results = run_in_process(1, 2, lambda rank: train(rank, stream, optimizer, settings))
     mine = gathered(results, 1, 2)

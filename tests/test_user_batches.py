@@ -1,4 +1,4 @@
-"""Batches and look-ups of users' own: what they may be, and what is refused."""
+"""Batches and lookups of users: supported forms, and forms that are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Named(NamedTuple):
 
 
 class Unnamed(Model):
-    """Takes its batches so."""
+    """A model that takes batches as namedtuples."""
 
     def forward(self, batch: Batch | Named) -> torch.Tensor:
         return super().forward(batch._asdict() if isinstance(batch, tuple) else batch)
@@ -141,7 +141,8 @@ def test_gradients_that_were_not_set_to_zero_are_refused(tmp_path: Path) -> None
 def test_nan_loss_of_a_blank_sample_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a batch has one sample, one of two workers has none; what it adds is added up too."""
+    """With one sample in a batch, one of two workers trains a blank sample, and all gradients are
+    added up."""
     monkeypatch.setattr("embroute.nn.dense.reduces_at_shard", lambda *_: False)
 
     class Weighted(Model):

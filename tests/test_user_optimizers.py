@@ -1,4 +1,4 @@
-"""Optimizers and schedules of users' own that rows cannot follow, and what they leave alone."""
+"""Users' optimizers and schedules without a row form are refused; unused gradients stay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.user_models import (
 
 
 def groups(model: nn.Module) -> Optimizers:
-    """Tables in groups of their own."""
+    """An optimizer with a group for each table."""
     assert isinstance(model, Model)
     rest = [*model.day.parameters(), *model.top.parameters()]
     each = [[model.user.weight], [model.tags.weight], rest]
@@ -32,13 +32,13 @@ def groups(model: nn.Module) -> Optimizers:
 
 
 def apart(optimizers: Optimizers) -> Schedules:
-    """Rates that were the same and do not stay so."""
+    """Schedules that make the learning rates of the tables differ."""
     falls = [lambda step: 1.0, lambda step: 0.5**step, lambda step: 1.0]
     return [torch.optim.lr_scheduler.LambdaLR(optimizers[0], falls)]
 
 
 def cycle(optimizers: Optimizers) -> Schedules:
-    """A rate that rises and falls, and Adam's first coefficient with it."""
+    """A schedule that changes the learning rate and Adam's first coefficient."""
     return [torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.1, total_steps=STEPS + 1)]
 
 
@@ -59,7 +59,7 @@ def test_used_and_unknown_optimizers_are_refused(tmp_path: Path) -> None:
         return optimizers
 
     class Own(torch.optim.SGD):
-        """May do anything."""
+        """A subclass with unknown behaviour."""
 
     settings = settings_of(tmp_path, lookups)
     with pytest.raises(ValueError, match="Adagrad has taken steps already"):

@@ -1,4 +1,4 @@
-"""Windows against a plain computation over lists of batches."""
+"""Windows equal a plain computation over lists of batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ few = settings(max_examples=sized(25, 100))
 
 
 def windows(data: Steps, lookahead: int) -> Iterator[Window]:
-    """Windows as the planner asks for them: filled before every step."""
+    """Windows as the planner uses them: filled before every step."""
     horizon = Horizon(ROWS, lookahead)
     for batch in data:
         if horizon.full:
@@ -75,8 +75,8 @@ def test_window_later_is_the_next_use_in_sight(data: Steps, lookahead: int) -> N
 @given(steps, st.integers(1, 8))
 @few
 def test_window_before_is_the_last_use_the_horizon_remembers(data: Steps, lookahead: int) -> None:
-    """A batch enters when the window of the step `lookahead + 1` before it has been popped; two
-    popped steps are remembered, so the step before is always known."""
+    """A batch enters after the window of the step `lookahead + 1` before it. The horizon
+    remembers two popped steps, so the step before is always known."""
     for step, window in enumerate(windows(data, lookahead)):
         oldest = step - lookahead - 2
         for row, before in zip(window.now.rows_U, window.now.before_U, strict=True):
@@ -88,7 +88,7 @@ def test_window_before_is_the_last_use_the_horizon_remembers(data: Steps, lookah
 @given(st.integers(1, 6), st.integers(1, 5))
 @few
 def test_horizon_ring_grows_without_losing_uses(lookahead: int, growth: int) -> None:
-    """Ever larger batches, each with all rows of the one before: every use is linked."""
+    """Each batch is larger and repeats all rows of the batch before: every use is linked."""
     data = [list(range(min(ROWS, 1 + growth * step))) for step in range(30)]
     for step, window in enumerate(windows(data, lookahead)):
         before = [step - 1 if step and row in data[step - 1] else -1 for row in data[step]]

@@ -1,4 +1,4 @@
-"""Sums over workers, in shared memory and round a ring: of all of them, alike everywhere."""
+"""The all-reduce of workers, in shared memory and in a ring: right, and equal on all workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Near = list[SocketChannel]
 def connected(
     workers: int, pair: Callable[[], tuple[socket.socket, socket.socket]], near: bool = True
 ) -> Near:
-    """Every worker's connections to those that it needs."""
+    """Every worker's connections to the workers it needs."""
     names = [f"worker{i}" for i in range(workers)]
     links: dict[str, dict[str, socket.socket]] = {name: {} for name in names}
     for low, high in allreduce_links(names, near):
@@ -54,7 +54,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 def ready(workers: int, opened: ExitStack, near: bool = True) -> list[WorkerAllReduce]:
-    """Every worker's sums."""
+    """The open all-reduce of every worker."""
     channels = connected(workers, socket.socketpair if near else network_pair, near)
     for channel in channels:
         opened.callback(channel.close)

@@ -1,4 +1,4 @@
-"""A model of a user's own, its data and its loop, plain and routed, for tests."""
+"""A user's model, data and loop, plain and routed, for tests."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def routed(
     schedules: Callable[[Optimizers], Schedules] = lambda _: [],
     stream: Sequence[Batch] = STREAM,
 ) -> nn.Module:
-    """The same on two workers and a shard; the model of a worker."""
+    """Train the same loop on two workers and a shard; returns the model of a worker."""
 
     def main(rank: RankContext) -> nn.Module:
         own = copy.deepcopy(model)
@@ -135,7 +135,7 @@ def assert_plain(
     asked: Callable[[Batch], Mapping[str, object]] = lookups,
     stream: Sequence[Batch] = STREAM,
 ) -> dict[str, torch.Tensor]:
-    """Routed training ends where plain training does; returns the exported tables."""
+    """Assert that routed training equals plain training; returns the exported tables."""
     model = model.double()
     plain = copy.deepcopy(model)
     train(plain, optimizers(plain), stream, torch.autograd.backward, [])

@@ -30,7 +30,7 @@ class Workload:
 
     @property
     def counts_R(self) -> npt.NDArray[np.int64]:
-        """Look-ups per row, as a policy with a hot set wants them."""
+        """Lookups per row, for policies with a hot set."""
         rows = np.concatenate([batch.rows for batch in self.batches])
         return np.bincount(rows[rows >= 0], minlength=self.setup.schema.num_rows)
 
@@ -39,18 +39,18 @@ class Workload:
         return replace(self, setup=replace(self.setup, cache=cache))
 
     def start(self, policy: Policy) -> State:
-        """The empty state of a run of this workload, on one host if the policy wants that."""
+        """The empty state of a run of this workload, on one host if the policy needs it."""
         setup = self.setup
         if policy.sync.shared_memory:
             setup = replace(setup, cluster=setup.cluster.together())
         return start(policy, setup, self.counts_R if policy.regroup else None)
 
     def plans(self, policy: Policy, state: State) -> Iterator[Step]:
-        """The plans of this workload, one step after the other."""
+        """The plans of this workload, one per step."""
         return plans(policy, iter(self.batches), state)
 
     def windows(self, policy: Policy, state: State) -> Iterator[Window]:
-        """What the planner would see; the caller plans and advances."""
+        """The windows of the planner; the caller plans and advances."""
         batches = iter(self.batches)
         if policy.regroup:
             batches = policy.regroup.stream(batches, state)
@@ -64,7 +64,7 @@ class Workload:
 
 
 def star(num_workers: int, num_shards: int = 1, colocated: int = 0) -> Cluster:
-    """Workers with links 1:2:3:.., shards on a host of their own or, some, beside workers."""
+    """Workers with links 1:2:3:.., and shards on their own host or beside workers."""
     hosts = [Host("shard", 1e9, 1e9), *(Host(f"w{i}", 1e8 / (i + 1), 1e8) for i in range(5))]
     homes = tuple(1 + k % num_workers if k < colocated else 0 for k in range(num_shards))
     return Cluster(tuple(hosts), tuple(Worker(i + 1) for i in range(num_workers)), homes)
@@ -89,7 +89,7 @@ def one_row_each(samples: list[list[int]], first_sample: int = 0) -> Batch:
 
 
 def _bag(rng: np.random.Generator, first: int, rows: int, is_bag: bool) -> list[int]:
-    """Ids of one bag, the low ones more often; now and then padding, a repeat, or nothing."""
+    """Ids of one bag, low ids more often; sometimes padding, a repeat, or nothing."""
     length = int(rng.integers(0, 4)) if is_bag else 1
     ids = first + np.floor(rows * rng.random(length) ** 2).astype(int)
     padded = rng.random(length) < 0.1

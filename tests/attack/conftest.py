@@ -1,4 +1,4 @@
-"""What the tests of attacks share."""
+"""Fixtures that the attack tests share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place of its own for the private folders of a test's jobs."""
+    """A private runtime folder for the jobs of one test."""
     with TemporaryDirectory() as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)

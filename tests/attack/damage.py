@@ -30,7 +30,8 @@ UNREAD = {
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a checkpoint's folder; who cannot see it; whether another step is named."""
+    """A change of a checkpoint folder, the commands that do not see it, and whether errors offer
+    a way out."""
 
     harm: Harm
     unseen: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class Damage:
 
 
 def file(kind: str) -> str:
-    """Name of a kind's file."""
+    """File name of a rank's tensors."""
     return f"{kind}.safetensors"
 
 
@@ -59,17 +60,17 @@ def flip_name(name: str, at: int) -> Harm:
 
 
 def flip_header(kind: str) -> Harm:
-    """A bit in the middle of a header."""
+    """Flip a bit in the middle of a header."""
     return lambda folder: flip(folder / file(kind), header_bytes(folder / file(kind)) // 2)
 
 
 def flip_first(kind: str) -> Harm:
-    """A bit of the first tensor."""
+    """Flip a bit of the first tensor."""
     return lambda folder: flip(folder / file(kind), header_bytes(folder / file(kind)))
 
 
 def flip_text(kind: str, text: bytes) -> Harm:
-    """A bit of a text behind a name of the header."""
+    """Flip a bit of a header's text behind a name."""
 
     def harm(folder: Path) -> None:
         path = folder / file(kind)
@@ -79,12 +80,12 @@ def flip_text(kind: str, text: bytes) -> Harm:
 
 
 def edit(name: str, change: Callable[[bytes], bytes]) -> Harm:
-    """Other bytes in a file."""
+    """Replace the bytes of a file."""
     return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
 def reseal(change: Callable[[Fields], object]) -> Harm:
-    """A manifest that somebody has edited, with a checksum of what it says now."""
+    """Edit a manifest and give it a valid checksum again."""
 
     def harm(folder: Path) -> None:
         fields = json.loads((folder / MANIFEST).read_text())
@@ -96,7 +97,7 @@ def reseal(change: Callable[[Fields], object]) -> Harm:
 
 
 def put(**values: object) -> Harm:
-    """Other values in a resealed manifest."""
+    """Replace fields of a manifest and reseal it."""
     return reseal(lambda fields: fields.update(values))
 
 
@@ -105,7 +106,7 @@ def put_identity(**values: object) -> Harm:
 
 
 def put_file(at: int, value: object) -> Harm:
-    """Another value in the first entry of the files."""
+    """Replace a value of the first file entry in a manifest."""
 
     def change(fields: Fields) -> None:
         fields["files"][0][at] = value
@@ -114,7 +115,7 @@ def put_file(at: int, value: object) -> Harm:
 
 
 def rehead(kind: str, change: Callable[[Fields], object]) -> Harm:
-    """Another header of a file, with all checksums of what it says now."""
+    """Replace the header of a tensor file, with valid checksums."""
 
     def harm(folder: Path) -> None:
         path = folder / file(kind)
@@ -131,14 +132,14 @@ def rehead(kind: str, change: Callable[[Fields], object]) -> Harm:
 
 
 def _listed(path: Path, head: bytes, fields: Fields) -> None:
-    """Let a manifest know a file as it is."""
+    """Update the manifest's entry of a changed file."""
     for entry in fields["files"]:
         if entry[0] == path.name:
             entry[1:] = [path.stat().st_size, checksum(head)]
 
 
 def retell(kind: str, name: str, text: str | None) -> Harm:
-    """Another text in a file's header, or none."""
+    """Replace or remove a text in a file's header."""
 
     def change(header: Fields) -> None:
         header["__metadata__"][name] = text
@@ -149,7 +150,7 @@ def retell(kind: str, name: str, text: str | None) -> Harm:
 
 
 def change_tensor(kind: str, **values: object) -> Harm:
-    """Another type, shape or place of a file's first tensor."""
+    """Change the type, shape or position of a file's first tensor."""
 
     def change(header: Fields) -> None:
         name = next(name for name in header if name != "__metadata__")
@@ -159,7 +160,7 @@ def change_tensor(kind: str, **values: object) -> Harm:
 
 
 def swap(folder: Path) -> None:
-    """Two shards' files, each under the other's name."""
+    """Swap the files of two shards."""
     one, two = folder / file("shard0"), folder / file("shard1")
     one.rename(folder / "x")
     two.rename(one)
@@ -167,7 +168,7 @@ def swap(folder: Path) -> None:
 
 
 def swap_and_list(folder: Path) -> None:
-    """The same, and the manifest says so."""
+    """Swap the files of two shards and list them so in the manifest."""
     swap(folder)
 
     def change(fields: Fields) -> None:
@@ -186,7 +187,7 @@ def of_another_step(kind: str) -> Harm:
 
 
 def forget(kind: str, **values: object) -> Harm:
-    """A file removed from folder and manifest, which then says that there are fewer ranks."""
+    """Remove a file from the folder and the manifest, which then names fewer ranks."""
 
     def change(fields: Fields) -> None:
         fields.update(values)
@@ -200,7 +201,7 @@ def forget(kind: str, **values: object) -> Harm:
 
 
 def elsewhere(name: str) -> Harm:
-    """The file, whole, but outside; a link leads to it."""
+    """Move a file out of the folder and link to it."""
 
     def harm(folder: Path) -> None:
         outside = (folder / name).rename(folder.parent.parent / name)
@@ -218,7 +219,7 @@ def replaced(name: str, make: Callable[[Path], object]) -> Harm:
 
 
 def renamed(folder: Path) -> None:
-    """Folder and manifest say 15, the brain says 20."""
+    """Folder and manifest say step 15, the planner state says 20."""
     put(step=15)(folder)
     folder.rename(folder.with_name("step-00000015"))
 
@@ -228,7 +229,7 @@ def duplicate(fields: Fields) -> None:
 
 
 def named(name: str) -> Harm:
-    """A manifest whose first file is somewhere else, where a copy of it lies."""
+    """Name a file outside the checkpoint first in the manifest."""
 
     def harm(folder: Path) -> None:
         target = Path(name) if name.startswith("/") else folder / name
@@ -240,7 +241,7 @@ def named(name: str) -> Harm:
 
 
 def _flips() -> Mapping[str, Damage]:
-    """A bit in each part of each kind of file."""
+    """Flip a bit in each part of each kind of file."""
     found: dict[str, Damage] = {}
     for kind in KINDS:
         found[f"header of {kind}"] = Damage(flip_header(kind))

@@ -1,4 +1,4 @@
-"""What the processes of a job listen on, as the kernel knows it."""
+"""The sockets on which the processes of a job listen, as the kernel lists them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TCP_LISTENS, UNIX_LISTENS = "0A", 0x10000
 
 
 class Place(NamedTuple):
-    """Where a process listens: a path, or an address and a port."""
+    """An endpoint: a path, or an address and a port."""
 
     address: str
     port: int = 0
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is an address that leads to this machine only."""
+        """Whether the address leads only to this machine."""
         if not self.port:
             return False
         address = IPv6Address(self.address) if ":" in self.address else IPv4Address(self.address)
@@ -30,7 +30,7 @@ class Place(NamedTuple):
         return (mapped or address).is_loopback
 
     def connect(self) -> socket.socket:
-        """A connection to it."""
+        """Connect to the endpoint."""
         if self.port:
             return socket.create_connection((self.address, self.port), 2)
         sock = socket.socket(socket.AF_UNIX)
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 def family(pid: int) -> set[int]:
-    """A process and all that come from it."""
+    """A process and all its descendants."""
     pids, new = set[int](), {pid}
     while new:
         pids |= new
@@ -74,7 +74,7 @@ def _inodes(pids: Iterable[int]) -> set[str]:
 
 
 def _address(text: str) -> Place:
-    """An address as /proc/net/tcp has it: words in the order of this machine."""
+    """Parse an address of /proc/net/tcp: words in the byte order of this machine."""
     host, _, port = text.partition(":")
     words = struct.pack(f"={len(host) // 8}I", *(_word(host, at) for at in range(0, len(host), 8)))
     kind = socket.AF_INET if len(words) == 4 else socket.AF_INET6
@@ -86,7 +86,7 @@ def _word(host: str, at: int) -> int:
 
 
 def listening(pid: int) -> Iterator[Place]:
-    """Every place where a process, or one that comes from it, listens now."""
+    """Every endpoint on which a process or a descendant listens now."""
     inodes = _inodes(family(pid))
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""Bad values at every door: one line that names the option or file, the value and the range."""
+"""Bad values at every input: one line that names the option or file, the value and the range."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 
 def told(patch: Patch, captured: Captured, *words: str) -> str:
-    """What the program says of a mistake; click's own errors have the usage in front."""
+    """The error line of a command; click's own errors begin with the usage."""
     patch.setattr(sys, "argv", ["embroute", *words])
     with pytest.raises(SystemExit) as ended:
         main()

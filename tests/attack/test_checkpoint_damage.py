@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused by every command that reads the damaged part, in one line."""
+"""Every command that reads a damaged part of a checkpoint refuses it in one line."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(run_folder: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of the run, to be damaged."""
+    """A copy of the run that a test may damage."""
     folder = tmp_path / "run"
     shutil.copytree(run_folder, folder)
     yield folder
@@ -94,7 +94,7 @@ def damaged(run_folder: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def command(*words: object) -> Callable[[Patch], int]:
-    """The exit code of a command line."""
+    """A call that runs a command line and returns its exit code."""
 
     def call(patch: Patch) -> int:
         patch.setattr(sys, "argv", ["embroute", *map(str, words)])
@@ -106,7 +106,8 @@ def command(*words: object) -> Callable[[Patch], int]:
 
 
 def resume(folder: Path, run: RunFile) -> Callable[[Patch], int]:
-    """A run that goes on; `embroute.train.program` turns a ValueError into a line and code 2."""
+    """A call that resumes a run; as `embroute.train.program`, it turns a ValueError into exit
+    code 2."""
 
     def call(patch: Patch) -> int:
         patch.setattr(loop, "monitor_of", lambda *_: None)  # a run that fails leaves its file open
@@ -132,7 +133,7 @@ def call_of(name: str, folder: Path) -> Callable[[Patch], int]:
 
 
 def check(name: str, damage: str, folder: Path, patch: Patch, capture: Capture) -> None:
-    """The command ends as the table of damages says, and in one line."""
+    """Assert that the command ends as the table of damages says, with one line."""
     code = call_of(name, folder)(patch)
     said = capture.readouterr().err
     if name in DAMAGES[damage].unseen:
@@ -173,7 +174,7 @@ def test_commands_accept_a_whole_checkpoint(name: str, damaged: Path, monkeypatc
 
 
 def assert_every_byte_counts(path: Path, read: Callable[[], object]) -> None:
-    """Reading fails whichever byte of a file is another: one in seven is tried."""
+    """Assert that reading fails after a change of any byte; every seventh byte is tried."""
     read()
     data = path.read_bytes()
     for at in range(0, len(data), 7):

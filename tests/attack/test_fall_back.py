@@ -1,4 +1,4 @@
-"""Runs that nobody watches pass over damaged checkpoints; equal runs save equal bytes."""
+"""A supervised run skips damaged checkpoints, and equal runs save equal bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(settings: Settings, stream: Sequence[Batch]) -> dict[str, Result]:
 
 
 def goes_on(folder: Path) -> Settings:
-    """The settings of a run that is started again by a launcher."""
+    """The settings of a run that a launcher starts again."""
     settings = saving(folder)
     settings.update({"resume": True, "fall_back": True, "max_steps": 0})
     return settings
@@ -54,7 +54,7 @@ def goes_on(folder: Path) -> Settings:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Checkpoints of the steps 10 and 20."""
+    """A folder with the checkpoints of steps 10 and 20."""
     run(saving(tmp_path), batches(2, STEPS))
     assert [path.name for path in saved_checkpoints(tmp_path)] == ["step-00000010", "step-00000020"]
     return tmp_path

@@ -1,4 +1,4 @@
-"""Strangers at the door of a rank: turned away, kept small, never in the way of the real peer."""
+"""Unknown callers of a rank are refused, cost little memory, and never block the real peer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ STORE = PrefixStore("job", HashStore())
 
 
 def visit() -> socket.socket:
-    """A stranger's connection to the listener, by the way that its peer takes."""
+    """A connection of an unknown caller, on the peer's own route."""
     _, _, _, path, *endpoints = STORE.get("listens/a").decode().split()
     if endpoints:
         address, port = endpoints[0].split("|")
@@ -70,14 +70,14 @@ def hello(kind: str = "rows", name: str = "b") -> bytes:
 
 
 def replay(sock: socket.socket) -> None:
-    """A right hello, then a proof that is none."""
+    """Send a valid hello, then an invalid proof."""
     sock.sendall(hello())
     sock.recv(REPLY_BYTES, socket.MSG_WAITALL)
     sock.sendall(bytes(32))
 
 
 def reflect(sock: socket.socket) -> None:
-    """The listener's own proof, sent back to it."""
+    """Send the listener's own proof back to it."""
     sock.sendall(hello())
     sock.sendall(sock.recv(REPLY_BYTES, socket.MSG_WAITALL)[NONCE_BYTES:])
 
@@ -111,7 +111,7 @@ GARBAGE: dict[str, Callable[[socket.socket], object]] = {
 
 
 def meet(listener: Listener, seconds: float = 20) -> float:
-    """Seconds until the real peer is in."""
+    """Seconds until the real peer is connected."""
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         accepted = pool.submit(listener.accept, [WANTED], time.monotonic() + seconds)
@@ -229,7 +229,7 @@ def test_unexpected_caller_is_refused(listener: Listener) -> None:
 
 
 def test_caller_refuses_a_listener_without_the_secret() -> None:
-    """A stranger who redirects the peers to itself learns no secret, and gets no rows."""
+    """An attacker that redirects peers to its own socket learns no secret and gets no rows."""
     caller = CallerHandshake(KEY, "a-1", *WANTED)
     other = ListenerHandshake(b"some other secret", "a-1")
     with pytest.raises(HandshakeError, match="does not know the job's secret"):

@@ -1,4 +1,4 @@
-"""Names that mean something to a browser, a template or a spreadsheet stay names."""
+"""Markup, template marks and formulas in names stay plain text in reports and CSV files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMULAS = ["=cmd", "+1", "-1", "@x", "\tx", "\rx"]
 
 
 class Scripts(HTMLParser):
-    """Text of the scripts that a browser would run, and of event handlers."""
+    """Collects the script texts and event handlers that a browser would run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def assert_harmless(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def evil_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose name and columns are markup; a file's name holds no slash."""
+    """A file whose name and columns are markup; a file name holds no slash."""
     path = tmp_path_factory.mktemp("data") / f"{EVIL.replace('/', '')}.csv"
     column = EVIL.replace('"', '""')
     lines = [f'"{column}",y', *(f"{i % 7},{i % 2}" for i in range(200))]
@@ -85,7 +85,7 @@ def test_comparison_page_escapes_files_columns_hosts_and_policies(
 
 
 def history(name: str) -> RunHistory:
-    """A run of one report and one evaluation, with markup for a policy and a rank."""
+    """A run of one report and one evaluation, with markup as policy and rank names."""
     summary = Summary(EVIL, 8, 256, 256.0, 0.7, {"auc": 0.5, "log_loss": 0.7}, 100, 200, {})
     report = MetricsLine(8, 1.0, 0.7, 256.0, 0.5, [1.0, 2.0], 100, 200)
     evaluation = Evaluation(8, 1.0, 100, 0.7, 0.5)

@@ -1,4 +1,5 @@
-"""Sixty kills of ranks at every moment of a run: each run ends as one that nobody disturbed."""
+"""Sixty kills of ranks at every moment of a run: each run ends with the bits of an undisturbed
+run."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ LIMIT_S = 240.0
 
 
 class Job:
-    """A run in a folder, and how often its ranks were killed."""
+    """A run in a folder, and the number of its killed ranks."""
 
     def __init__(self, folder: Path, policy: str) -> None:
         self.folder, self.kills = folder, 0
@@ -35,7 +36,7 @@ class Job:
         self.run = start(folder, *self._options)
 
     def resume(self) -> None:
-        """Start it again, from its newest checkpoint."""
+        """Start the run again from its newest checkpoint."""
         self.run = start(self.folder, *self._options, "--resume")
 
     @property
@@ -50,7 +51,7 @@ class Job:
         return any((self.folder / "checkpoints").glob("*.partial"))
 
     def wait(self, event: Callable[[], bool]) -> None:
-        """Return as soon as something is so; the run must not end before."""
+        """Wait for an event; the run must not end before it."""
         limit = time.monotonic() + LIMIT_S
         while not event():
             assert self.run.poll() is None, self.run.communicate()[0]
@@ -58,7 +59,7 @@ class Job:
             time.sleep(0.001)
 
     def kill(self, name: str) -> None:
-        """Kill a rank once, if it is still there."""
+        """Kill a rank if it is alive."""
         with suppress(ProcessLookupError):
             os.kill(pid_of(self.run, name), signal.SIGKILL)
             self.kills += 1
@@ -89,7 +90,7 @@ def in_a_checkpoint(job: Job, name: str, chance: random.Random) -> None:
 
 
 def in_an_evaluation(job: Job, name: str, chance: random.Random) -> None:
-    """It follows the checkpoint of the same step at once."""
+    """The evaluation follows the checkpoint of the same step at once."""
     before = job.newest
     job.wait(lambda: job.newest > before)
     job.kill(name)
@@ -170,7 +171,7 @@ def _next_step(folder: Path) -> int:
 
 
 def test_full_disk_uses_no_restart_and_leaves_no_partial_checkpoint(tmp_path: Path) -> None:
-    """The checkpoints' folder is a small file system of its own."""
+    """The checkpoint folder is a small file system."""
     disk = tmp_path / "checkpoints"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)]

@@ -1,4 +1,4 @@
-"""Two jobs and one folder: the second is refused, a dead job's lock is taken over."""
+"""Locks of a folder: a second job is refused, and the lock of a dead job is taken over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with FolderLock("--out", Path(sys.argv[1]), "first"):
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
-    """Another process that holds a folder."""
+    """Another process that holds the lock of a folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
     )
@@ -53,7 +53,7 @@ def test_lock_of_a_killed_job_is_taken_over_at_once(tmp_path: Path) -> None:
 
 
 def elsewhere(path: Path, beat: int) -> None:
-    """A lock as a job on another machine writes it."""
+    """Write a lock as a job on another machine does."""
     record = {"host": "far", "machine": "another", "pid": 1, "run_id": "far-run", "beat": beat}
     path.write_text(json.dumps(record))
 

@@ -1,4 +1,5 @@
-"""A job on one machine under attack from outside: nobody gets in, and the result is the same."""
+"""Attacks on the sockets of a job on one machine: no attacker gets in, and the result is the
+same."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ KEPT = 200  # connections
 
 
 class Stranger:
-    """Looks at every place where a job listens, and sends garbage of every kind there."""
+    """Finds every socket on which a job listens, and sends every kind of garbage to it."""
 
     def __init__(self, run: subprocess.Popen[str], runtime: Path | None = None) -> None:
         self._run, self._runtime, self._over = run, runtime, threading.Event()
@@ -51,7 +52,7 @@ class Stranger:
             self.places |= now
 
     def _attack(self) -> None:
-        """Ranks listen for some milliseconds only, so look for their sockets without a pause."""
+        """Ranks listen for only some milliseconds, so the search has no pauses."""
         kinds = list(GARBAGE.values())
         while not self._over.wait(0 if self._runtime else LOOK_S):
             for place in self._goals():
@@ -69,14 +70,14 @@ class Stranger:
         return {place for place in self.places if place.port} | {Place(str(p)) for p in paths}
 
     def _keep(self, sock: socket.socket) -> None:
-        """Leave the last connections open: a real stranger would not close them either."""
+        """Keep the newest connections open, as a real attacker would."""
         sock.settimeout(0.05)
         self._open.append(sock)
         if len(self._open) > KEPT:
             self._open.popleft().close()
 
     def end(self) -> None:
-        """Stop, and wait until it has."""
+        """Stop the attack and wait for its threads."""
         self._over.set()
         for thread in self._threads:
             thread.join(20)
@@ -116,7 +117,7 @@ def _hold_a_rank(run: subprocess.Popen[str], stranger: Stranger) -> None:
 
 
 def test_job_listens_only_locally_and_garbage_changes_no_bit(tmp_path: Path, runtime: Path) -> None:
-    """While ranks start, while they run, and while they start again after one was killed."""
+    """The attack runs while ranks start, train, and restart after a kill."""
     code, output = finish(start(tmp_path / "calm", steps=600))
     assert code == 0, output
     run = start(tmp_path / "attacked", "--restarts", "1", steps=600)
@@ -139,7 +140,7 @@ def test_job_listens_only_locally_and_garbage_changes_no_bit(tmp_path: Path, run
 
 @pytest.mark.slow
 def test_garbage_changes_no_loss_of_a_torchrun_job(tmp_path: Path) -> None:
-    """Torch's store listens on every address; our own sockets do not."""
+    """Torch's store listens on every address; embroute's sockets do not."""
     script = Path("examples/deepfm_routed.py")
     run = begin([*TORCHRUN, str(script), "--steps", "300"])
     stranger = Stranger(run)

@@ -1,4 +1,4 @@
-"""Wrong arguments of `prepare`: one line that names the argument, on whichever rank finds it."""
+"""Wrong arguments of `prepare`: one line names the argument, on the rank that finds it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def job(
     loader: object = STREAM,
     at_end: Callable[[Prepared], object] = lambda ready: None,
 ) -> None:
-    """A job of two workers in this process; an error of any rank ends all of them."""
+    """Run a job of two workers in this process; an error of any rank ends all ranks."""
     given = {"policy": "esd(1)", "cache": 1.0, "min_rows": 100, "lookups": lookups} | settings
 
     def main(rank: RankContext) -> None:
@@ -121,7 +121,7 @@ def test_bad_setting_is_refused_before_the_job(name: str, value: object, message
 
 
 def test_every_setting_is_checked() -> None:
-    """A value that suits no setting: whoever adds one gives it a check."""
+    """A plain object suits no setting, so a new setting must come with a check."""
     from embroute.nn.settings import Settings
 
     for name in Settings.__annotations__:
@@ -161,7 +161,7 @@ def test_setting_that_does_not_fit_the_job_is_refused(
 
 
 class Changing:
-    """Looks up other ids from the sixth batch on."""
+    """A lookup function that returns other ids from the sixth batch on."""
 
     def __init__(self, later: Callable[[Batch], object]) -> None:
         self.calls, self.later = 0, later
