@@ -39,12 +39,14 @@ from embroute.simulate.simulation import Workload, measure_named, simulate
 from tests.sizes import marked_full, sized
 from tests.test_anneal import BATCH, BATCHES, loads_of, total, window
 
+STEPS = sized(24, 50)
 
-def job(network: str, compute_ms: float, dim: int = 64) -> Workload:
+
+def job(network: str, compute_ms: float, dim: int = 64, steps: int = 50) -> Workload:
     source = open_source("online-retail")
     cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
     setup = Setup(source.schema, cluster, dim, batch_size=64 * cluster.num_workers)
-    return Workload(source, setup, sized(24, 50), 10)
+    return Workload(source, setup, steps, 10)
 
 
 def samples(policy: str, given: Workload) -> I64:
@@ -194,13 +196,13 @@ def test_clipped_shares_keep_their_ranges() -> None:
 
 
 def test_workers_with_slow_links_get_no_samples_without_compute() -> None:
-    taken = samples("embroute", job("edge-4", 0.0))
+    taken = samples("embroute", job("edge-4", 0.0, steps=STEPS))
     assert (taken[:, 2:] == 0).all()
     assert (taken.sum(1) == 256).all()
 
 
 def test_all_workers_get_samples_with_long_compute() -> None:
-    taken = samples("embroute", job("edge-4", 2.0))
+    taken = samples("embroute", job("edge-4", 2.0, steps=STEPS))
     assert taken.min() > 50
 
 
@@ -254,7 +256,7 @@ def test_warm_start_skips_candidates_that_compute_too_long(monkeypatch: pytest.M
         return dealt(view, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(active_workers, "_try_workers", spied)
-    samples("embroute", job("edge-4", 2.0))
+    samples("embroute", job("edge-4", 2.0, steps=STEPS))
     assert set(steps) == {0}
 
 
@@ -267,12 +269,12 @@ def test_warm_start_gives_up_slow_candidates() -> None:
 
 
 def test_slow_machines_get_fewer_samples() -> None:
-    taken = samples("embroute", job("uneven-4", 2.0)).mean(0)
+    taken = samples("embroute", job("uneven-4", 2.0, steps=STEPS)).mean(0)
     assert taken[2:].max() < 0.7 * taken[:2].min()
 
 
 def test_equal_and_given_quotas_stay_fixed() -> None:
-    given = job("edge-4", 0.05)
+    given = job("edge-4", 0.05, steps=STEPS)
     assert (samples("embroute(objective=cost)", given) == 64).all()
     assert (samples("embroute(quotas=equal)", given) == 64).all()
     named = replace(given, setup=replace(given.setup, shares=(3.0, 3.0, 1.0, 1.0)))
@@ -280,7 +282,7 @@ def test_equal_and_given_quotas_stay_fixed() -> None:
 
 
 def test_floor_and_ceiling_bound_the_quotas() -> None:
-    given = job("edge-4", 0.0)
+    given = job("edge-4", 0.0, steps=STEPS)
     assert samples("embroute(floor=0.1)", given).min() >= 25
     taken = samples("embroute(ceiling=0.3+0.3+0.3+1)", given)
     assert taken[:, :3].max() <= 77
@@ -314,7 +316,8 @@ def test_auto_effort_follows_the_step_time() -> None:
         assert pace_effort(given, known, 256).effort == effort
         assert pace_effort(SearchOptions(), known, 256).effort == SearchOptions.effort
     steps = [
-        list(simulate(make_policy("embroute(effort=auto)"), job("edge-4", 0.05))) for _ in "ab"
+        list(simulate(make_policy("embroute(effort=auto)"), job("edge-4", 0.05, steps=STEPS)))
+        for _ in "ab"
     ]
     first, again = ([step.transmission_cost_s for step in run] for run in steps)
     assert first == again
