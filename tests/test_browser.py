@@ -1,6 +1,6 @@
 """Reports in a real browser: no errors, the JSON's numbers, controls that work.
 
-The screenshots in docs/images are made here: EMBROUTE_SCREENSHOTS=1 pytest tests/test_browser.py
+`EMBROUTE_SCREENSHOTS=1 pytest -m "" tests/test_browser.py` makes the screenshots in docs/images.
 """
 
 from __future__ import annotations
