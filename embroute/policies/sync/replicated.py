@@ -97,7 +97,9 @@ def swapped() -> Sync:
 
     def extra(window: Window, state: State) -> ExtraRows:
         hot_next = bool(window.ahead) and window.ahead[0].batch.hot
-        return replace(swap(window, state), hot_next=hot_next and not window.now.batch.hot)
+        # The other workers pull at the swap; a single worker has the newest copies itself.
+        pulled_next = hot_next and not window.now.batch.hot and state.setup.num_workers > 1
+        return replace(swap(window, state), hot_next=pulled_next)
 
     def decide(context: SyncContext) -> Decision:
         if context.window.now.batch.hot:
