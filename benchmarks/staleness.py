@@ -15,9 +15,9 @@ from torch import nn
 
 from benchmarks.record import markdown, record
 from embroute.data.batch import Batch
-from embroute.data.planted import expected_auc
 from embroute.data.stream import batches
 from embroute.data.synthetic.generator import SyntheticSource
+from embroute.data.synthetic.planted import expected_auc
 from embroute.data.synthetic.presets import LOG_PRESETS
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext

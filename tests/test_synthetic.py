@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from embroute.config.spec import parse_call
 from embroute.data.batch import Batch, concat
-from embroute.data.planted import expected_auc, fitted
 from embroute.data.synthetic.generator import (
     CHUNK_SAMPLES,
     LOG_PRESETS,
@@ -23,10 +22,10 @@ from embroute.data.synthetic.generator import (
     coprime,
     open_preset,
 )
+from embroute.data.synthetic.planted import expected_auc, fitted, planted_scores
 from embroute.data.synthetic.presets import FieldLaw
 from embroute.data.synthetic.sampling import (
     CONTEXT,
-    planted_scores,
     power_law_rank,
     shuffled,
 )

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from embroute.data.batch import Batch
-from embroute.data.synthetic.sampling import planted_scores
+from embroute.data.synthetic.sampling import ITEM, USER, piece
 from embroute.kernels.array_types import F32, F64, I64
+from embroute.kernels.jit import kernel
+from embroute.kernels.memory import splitmix64
 
 # Shares of the logit's variance: rows by themselves, user rows with item rows, dense columns.
 EFFECT_SHARES = (0.55, 0.30, 0.15)
+NUM_FACTORS = 4  # of a row
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,30 @@ def expected_auc(probability: F64) -> float:
     # A tie counts half; summing pairs below and half the pair with itself keeps that small.
     below = np.cumsum(lost) - lost
     return float((ranked * (below + 0.5 * lost)).sum() / (ranked.sum() * lost.sum()))
+
+
+@kernel
+def planted_scores(
+    rows_SF: I64,
+    side_F: I64,
+    weight_F: F64,
+    key: np.uint64,
+    out_S2: F64,
+) -> None:
+    """Linear score and user-item interaction of samples, from effects hashed from row ids.
+
+    The interaction is the inner product of the summed factors of user rows and of item rows.
+    """
+    # One row a side: what a field of the context adds is never read.
+    factors = np.empty((3, NUM_FACTORS))
+    for s in range(rows_SF.shape[0]):
+        linear = 0.0
+        factors[:] = 0.0
+        for f in range(rows_SF.shape[1]):
+            first = splitmix64(np.uint64(rows_SF[s, f]) ^ key)
+            second = splitmix64(first)
+            for k in range(NUM_FACTORS):
+                linear += weight_F[f] * piece(first, k)
+                factors[side_F[f], k] += weight_F[f] * piece(second, k)
+        out_S2[s, 0] = linear
+        out_S2[s, 1] = (factors[USER] * factors[ITEM]).sum()
