@@ -20,7 +20,7 @@ from embroute.config.spec import LIMITS, parse_path, parse_quotas, parse_size, s
 from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions
-from embroute.data.readers.detect import FORMATS
+from embroute.data.readers.formats import FORMATS
 from embroute.planner.setup import Setup, parse_dim
 from embroute.simulate.simulation import Workload, kernels_are_compiled
 

@@ -1,4 +1,4 @@
-"""A source of samples from one line of text: the name of built-in data, or a path."""
+"""Open a source of samples by one line of text: the name of built-in data, or a path."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from embroute.config.spec import LIMITS, parse_call, shown
 from embroute.data.batch import Batch, Source
 from embroute.data.online_retail import open_retail
+from embroute.data.readers import formats
 from embroute.data.readers.columns import ColumnSpec
-from embroute.data.readers.detect import FORMATS, FileHead, detect, read_head, unknown_format
 from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.files import Progress, find_files
-from embroute.data.readers.formats import ColumnUses, avazu, criteo, movielens, table_columns
+from embroute.data.readers.formats import FORMATS, ColumnUses, FileHead
 from embroute.data.readers.parsing import ReadOptions, column_names
 from embroute.data.schema import Schema
 from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
@@ -44,15 +44,15 @@ class DataOptions:
         for entry in fields(self):
             _check(entry.name, getattr(self, entry.name))
         if (self.ids == "hash") != (self.hash_rows is not None):
-            given = f"--ids {self.ids} and --hash-rows {self.hash_rows}"
             raise ValueError(
-                f"--ids hash and --hash-rows N are given together or not at all, got {given}"
+                "--ids hash and --hash-rows N are given together or not at all, "
+                f"got --ids {self.ids} and --hash-rows {self.hash_rows}"
             )
 
     def changed(self) -> dict[str, object]:
-        """What differs from the defaults, by name, as a run file keeps it."""
-        given = {entry.name: (getattr(self, entry.name), entry.default) for entry in fields(self)}
-        return {name: value for name, (value, default) in given.items() if value != default}
+        """The values that differ from the defaults, by name, as a run file keeps them."""
+        values = {entry.name: (getattr(self, entry.name), entry.default) for entry in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
     @property
     def uses(self) -> ColumnUses:
@@ -61,7 +61,7 @@ class DataOptions:
 
 
 def built_in_names() -> tuple[str, ...]:
-    """Names of data that needs no file."""
+    """Names of the data that needs no file."""
     return (RETAIL, *LOG_PRESETS)
 
 
@@ -70,34 +70,34 @@ def open_source(
 ) -> Source:
     """The built-in data or the files that `text` names."""
     options = options or DataOptions()
-    found = _look_up(text, options)
-    if not isinstance(found, ReadOptions):
-        return found
-    return open_files(found, _numbering(options), progress)
+    data = _look_up(text, options)
+    if not isinstance(data, ReadOptions):
+        return data
+    return open_files(data, Numbering(options.hash_rows, options.limit), progress)
 
 
 def check_data(option: str, text: str, options: DataOptions) -> None:
-    """Refuse what `open_source` refuses before it reads samples; names the option."""
+    """Refuse data that `open_source` would refuse before reading; errors name the option."""
     with naming(option, text):
         _look_up(text, options)
 
 
 @contextmanager
 def naming(option: str, text: str) -> Iterator[None]:
-    """Let errors about data name the option that asked for it, and the data."""
+    """Let errors name the data, and the option that named it."""
     try:
         yield
     except ValueError as error:
-        fault = str(error)
-        if text.strip() and fault.startswith(text):
-            fault = f"{option} {fault}"
-        elif text.partition("(")[0].strip() in built_in_names() and not fault.startswith("--"):
-            fault = f"{option} {text}: {fault}"
-        raise ValueError(fault) from None
+        message = str(error)
+        if text.strip() and message.startswith(text):
+            message = f"{option} {message}"
+        elif text.partition("(")[0].strip() in built_in_names() and not message.startswith("--"):
+            message = f"{option} {text}: {message}"
+        raise ValueError(message) from None
 
 
 def _look_up(text: str, options: DataOptions) -> Source | ReadOptions:
-    """Built-in data, or files and what their columns are."""
+    """Built-in data, or files and their columns."""
     name = text.partition("(")[0].strip()
     if not name:
         raise ValueError(f"--data must be a name or a path, got {shown(text)}")
@@ -121,7 +121,7 @@ _TEXTS = ("label", "time", "bag_separator")
 
 
 def _check(name: str, value: object) -> None:
-    """Refuse a value that a data option does not take."""
+    """Refuse a value that the data option does not accept."""
     option, missing = option_name(name), value is None and name != "bag_separator"
     if name in _CHOICES:
         if value not in _CHOICES[name]:
@@ -141,7 +141,7 @@ def _check(name: str, value: object) -> None:
 
 
 def option_name(name: str) -> str:
-    """The command line's name of a key."""
+    """The command-line option of a key."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -177,46 +177,42 @@ def _open_built_in(text: str, options: DataOptions) -> Source:
     """Built-in data; options that describe files are refused."""
     others = replace(options, limit=None).changed()
     if others:
-        given = ", ".join(option_name(name) for name in others)
+        names = ", ".join(option_name(name) for name in others)
         raise ValueError(
-            f"{given}: {text} is built-in data: of the data options it takes only --limit"
+            f"{names}: {text} is built-in data: of the data options it takes only --limit"
         )
     call = parse_call(text)
     source = open_retail(call) if call.name == RETAIL else open_preset(call)
     return source if options.limit is None else _FirstSamples(source, options.limit)
 
 
-def _numbering(options: DataOptions) -> Numbering:
-    return Numbering(options.hash_rows, options.limit)
-
-
 def _reading(files: tuple[Path, ...], options: DataOptions) -> ReadOptions:
     """The files with the layout of their format."""
     layout = replace(
-        _layout(read_head(files[0]), options),
+        _layout(formats.read_head(files[0]), options),
         bag_separator=options.bag_separator,
         padding=options.missing == "padding",
     )
     return ReadOptions(files, layout, options.skip_bad_rows)
 
 
-def _layout(look: FileHead, options: DataOptions) -> ColumnSpec:
-    """The layout of the format that is asked for, or else detected."""
+def _layout(head: FileHead, options: DataOptions) -> ColumnSpec:
+    """The layout of the format that --format names, or of the detected format."""
     uses = options.uses
     named = bool(uses.label or uses.categorical or uses.dense or uses.bag)
-    kind = options.format or ("table" if named else detect(look))
+    kind = options.format or ("table" if named else formats.detect(head))
     if kind is None:
-        raise unknown_format(look)
+        raise formats.unknown_format(head)
     if kind == "table":
-        names = column_names(look.path, look.separator)
-        return table_columns(look.path, names, look.separator, uses)
+        names = column_names(head.path, head.separator)
+        return formats.table_columns(head.path, names, head.separator, uses)
     if named:
         raise ValueError(
             f"--label, --categorical, --dense and --bag describe a table; {kind} files have "
             "fixed columns"
         )
     if kind == "movielens":
-        layout = movielens("::" not in look.first_line, options.positive_rating)
+        layout = formats.movielens("::" not in head.first_line, options.positive_rating)
     else:
-        layout = criteo() if kind == "criteo" else avazu()
+        layout = formats.criteo() if kind == "criteo" else formats.avazu()
     return replace(layout, time=options.time)

@@ -1,6 +1,6 @@
-"""What the columns of a file mean, and how their text becomes labels, numbers and times.
+"""The use of each column of a file, and the rules that read labels, numbers and times.
 
-A rule returns values and a mask of the rows it cannot read, with the words for the error.
+A rule returns values, a mask of the rows that it cannot read, and the reason for the error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DATE_TIMES = (
 
 
 class Values(NamedTuple):
-    """Numbers of a column, the rows that hold none, and what to say of those."""
+    """Numbers of a column, the rows without a number, and the reason for the error."""
 
     numbers: F64
     bad: Bools
@@ -34,7 +34,7 @@ class Values(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Categorical values made from a column, the bad rows, and what to say of those."""
+    """Categorical values derived from a column, the bad rows, and the reason for the error."""
 
     words: pl.Series
     bad: Bools
@@ -53,7 +53,7 @@ def binary(values: pl.Series) -> Values:
 
 
 def label_at_least(threshold: float) -> Callable[[pl.Series], Values]:
-    """A label that is 1 where a number reaches the threshold, a rating of 4 stars for example."""
+    """A label that is 1 if a number reaches the threshold, for example a rating of 4 stars."""
 
     def rule(values: pl.Series) -> Values:
         numbers = parsed(values)
@@ -66,7 +66,7 @@ def label_at_least(threshold: float) -> Callable[[pl.Series], Values]:
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """The columns of a file by their use; `columns` names them where the header does not."""
+    """The columns of a file by use; `columns` names them if the file has no header."""
 
     name: str
     categorical: tuple[str, ...]
@@ -81,44 +81,46 @@ class ColumnSpec:
     scale: Callable[[F64], F64] = as_given
     derived: Mapping[str, Callable[[pl.Series], Words]] = field(default_factory=dict)
     bag_separator: str = "|"
-    padding: bool = False  # a missing value touches no row, instead of being an id of its own
+    padding: bool = False  # a missing value touches no row; otherwise it is a separate id
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The columns that become fields of a sample, in their order."""
+        """The columns that become fields of a sample, in order."""
         return self.categorical + self.bags
 
     @property
     def keyable(self) -> tuple[str, ...]:
-        """Categorical columns whose text is the value."""
+        """Categorical columns whose text is the value, without a rule that derives it."""
         return tuple(name for name in self.categorical if name not in self.derived)
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Every column that is read, once."""
+        """Every column that is read, without repetition."""
         single = [name for name in (self.label, self.time) if name is not None]
         return tuple(dict.fromkeys([*single, *self.dense, *self.fields]))
 
 
 def check_uses(layout: ColumnSpec) -> None:
-    """Refuse a layout without fields, or with one column in two uses; a time may be a field too."""
+    """Refuse a layout without fields, or a column with two uses; a time may also be a field."""
     if not layout.fields:
         raise ValueError("no categorical column is given; use --categorical or --bag")
     label = () if layout.label is None else (layout.label,)
     uses = Counter([*label, *layout.dense, *layout.fields])
-    twice = [name for name, count in uses.items() if count > 1]
-    if twice:
-        raise ValueError(f"column {twice[0]!r} is given twice among label, dense, categorical, bag")
+    repeated = [name for name, count in uses.items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"column {repeated[0]!r} is given twice among label, dense, categorical, bag"
+        )
 
 
 def parsed(values: pl.Series) -> F64:
-    """A column as numbers, NaN where it has none."""
+    """A column as numbers, NaN where a value is missing or is no number."""
     return numbers_of(values.to_frame()).to_series().fill_null(np.nan).to_numpy()
 
 
 def numbers_of(frame: pl.DataFrame) -> pl.DataFrame:
     """Columns as numbers, null where a value is missing or is no number."""
-    # One expression over all columns: a call for each would cost more than the work itself.
+    # One expression for all columns: a call per column costs more than the conversion.
     numbers = frame.select(pl.all().cast(pl.Float64, strict=False))
     if numbers.null_count().equals(frame.null_count()):
         return numbers
@@ -134,9 +136,9 @@ def is_missing(values: pl.Series) -> Bools:
 
 
 def times(values: pl.Series) -> Values:
-    """Instants to sort by: numbers as they are, ISO dates in microseconds.
+    """Times to sort by: numbers unchanged, ISO dates in microseconds.
 
-    Kept as float64, which holds microseconds exactly until the year 2255.
+    A float64 holds microseconds exactly until the year 2255.
     """
     if values.dtype.is_temporal():
         numbers = parsed(values.cast(pl.Datetime("us"), strict=False).cast(pl.Int64))
@@ -148,7 +150,7 @@ def times(values: pl.Series) -> Values:
         for pattern in _DATE_TIMES:
             if not np.isnan(numbers).any():
                 break
-            found = text.str.to_datetime(pattern, strict=False, time_unit="us").cast(pl.Int64)
-            numbers = np.where(np.isnan(numbers), parsed(found), numbers)
+            dates = text.str.to_datetime(pattern, strict=False, time_unit="us").cast(pl.Int64)
+            numbers = np.where(np.isnan(numbers), parsed(dates), numbers)
         bad = ~np.isfinite(numbers)
     return Values(numbers, bad, "is neither a number nor a date like 2024-05-31 12:30:00")

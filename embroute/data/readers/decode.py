@@ -1,4 +1,4 @@
-"""From parsed columns to samples whose rows are still keys of values, not ids.
+"""From parsed columns to samples that still hold keys of values instead of row ids.
 
 Axes: S samples, F fields.
 """
@@ -14,7 +14,7 @@ import polars as pl
 
 from embroute.data.batch import Batch, one_hot
 from embroute.data.readers import columns as rules
-from embroute.data.readers.bad_rows import ParsedRows, Sieve, sieve
+from embroute.data.readers.bad_rows import ParsedRows, RowChecker
 from embroute.data.readers.columns import ColumnSpec
 from embroute.data.readers.keys import keys_of
 from embroute.kernels.array_types import F32, F64, I64
@@ -24,10 +24,10 @@ _TEXT = pl.all().cast(pl.String).fill_null("")  # columns as text, missing value
 
 @dataclass(frozen=True)
 class Keyed:
-    """Samples that hold the key of a value where a batch holds a row, and their times."""
+    """Samples with keys of values in place of row ids, and the times of the samples."""
 
     batch: Batch
-    time: F64  # empty where the samples are not ordered by time
+    time: F64  # empty if the samples are not ordered by time
 
     def take(self, samples: npt.NDArray[np.intp]) -> Keyed:
         """The given samples, in the given order."""
@@ -43,56 +43,58 @@ def decode(
     rows: ParsedRows, layout: ColumnSpec, skip_bad_rows: bool, counts: Counter[str]
 ) -> Keyed:
     """Read every column in use; a bad row is an error, or counted and left out."""
-    checked = sieve(rows)
-    label = _label(rows.frame, layout, checked)
-    dense = _dense(rows.frame, layout, checked)
-    time = _time(rows.frame, layout, checked)
-    batch = _fields(rows, layout, checked, (dense, label))
-    checked.settle(skip_bad_rows, counts)
+    checker = RowChecker(rows)
+    label = _label(rows.frame, layout, checker)
+    dense = _dense(rows.frame, layout, checker)
+    time = _time(rows.frame, layout, checker)
+    batch = _batch(rows, layout, checker, dense, label)
+    checker.finish(skip_bad_rows, counts)
     keyed = Keyed(batch, time)
-    return keyed if checked.good.all() else keyed.take(np.flatnonzero(checked.good))
+    return keyed if checker.good.all() else keyed.take(np.flatnonzero(checker.good))
 
 
-def _label(frame: pl.DataFrame, layout: ColumnSpec, checked: Sieve) -> F32:
+def _label(frame: pl.DataFrame, layout: ColumnSpec, checker: RowChecker) -> F32:
     if layout.label is None:
         return np.zeros(0, np.float32)
     label = layout.read_label(frame[layout.label])
-    checked.reject(label.bad, layout.label, label.reason)
+    checker.reject(label.bad, layout.label, label.reason)
     return label.numbers.astype(np.float32)
 
 
-def _dense(frame: pl.DataFrame, layout: ColumnSpec, checked: Sieve) -> F32:
-    """Dense columns, 0 where a value is missing."""
+def _dense(frame: pl.DataFrame, layout: ColumnSpec, checker: RowChecker) -> F32:
+    """Dense columns; a missing value becomes 0."""
     if not layout.dense:
-        return np.zeros((len(checked.good), 0), np.float32)
+        return np.zeros((len(checker.good), 0), np.float32)
     numbers = rules.numbers_of(frame.select(layout.dense))
     for name, nulls in zip(layout.dense, numbers.null_count().row(0), strict=True):
         if nulls > frame[name].null_count():
-            unread = numbers[name].is_null().to_numpy() & ~rules.is_missing(frame[name])
-            checked.reject(unread, name, "is not a number")
+            not_numbers = numbers[name].is_null().to_numpy() & ~rules.is_missing(frame[name])
+            checker.reject(not_numbers, name, "is not a number")
     dense = numbers.fill_null(0.0).to_numpy()
     finite = np.abs(dense) <= np.finfo(np.float32).max
     if not finite.all():
         for position, name in enumerate(layout.dense):
-            checked.reject(~finite[:, position], name, "is not a finite number")
+            checker.reject(~finite[:, position], name, "is not a finite number")
         dense = np.where(finite, dense, 0.0)
     return layout.scale(dense).astype(np.float32, order="C")
 
 
-def _time(frame: pl.DataFrame, layout: ColumnSpec, checked: Sieve) -> F64:
+def _time(frame: pl.DataFrame, layout: ColumnSpec, checker: RowChecker) -> F64:
     if layout.time is None:
         return np.zeros(0)
     time = rules.times(frame[layout.time])
-    checked.reject(time.bad, layout.time, time.reason)
+    checker.reject(time.bad, layout.time, time.reason)
     return time.numbers
 
 
-def _fields(rows: ParsedRows, layout: ColumnSpec, checked: Sieve, values: tuple[F32, F32]) -> Batch:
-    """The batch of all fields; `values` are the dense columns and the labels."""
+def _batch(
+    rows: ParsedRows, layout: ColumnSpec, checker: RowChecker, dense: F32, label: F32
+) -> Batch:
+    """The batch of all fields, with dense columns and labels that are already read."""
     words = rows.frame.select(name for name in layout.categorical if name not in rows.keys)
     for name, rule in layout.derived.items():
         derived = rule(words[name])
-        checked.reject(derived.bad, name, derived.reason)
+        checker.reject(derived.bad, name, derived.reason)
         words = words.with_columns(derived.words)
     keys = dict(rows.keys)
     if words.width:
@@ -101,13 +103,13 @@ def _fields(rows: ParsedRows, layout: ColumnSpec, checked: Sieve, values: tuple[
     for position, name in enumerate(layout.categorical):
         keys_SF[:, position] = keys[name]
     if not layout.bags:
-        return one_hot(keys_SF, *values)
+        return one_hot(keys_SF, dense, label)
     bags = [_bag(rows.frame[name], layout.bag_separator) for name in layout.bags]
-    return _with_bags(keys_SF, bags, values)
+    return _with_bags(keys_SF, bags, dense, label)
 
 
 def _bag(values: pl.Series, separator: str) -> tuple[I64, I64]:
-    """Keys of all items of a column one behind the other, and how many each sample has."""
+    """The keys of all items of a column in a flat array, and the number of items per sample."""
     if not isinstance(values.dtype, pl.List):
         values = values.cast(pl.String).fill_null("").str.split(separator)
     items = values.cast(pl.List(pl.String)).list.drop_nulls()
@@ -117,8 +119,8 @@ def _bag(values: pl.Series, separator: str) -> tuple[I64, I64]:
     return keys_of(flat.to_frame()).ravel(), lengths
 
 
-def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], values: tuple[F32, F32]) -> Batch:
-    """A batch of fields with one id each, followed by fields with a bag each."""
+def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], dense: F32, label: F32) -> Batch:
+    """A batch of fields with one id per sample, followed by fields with a bag per sample."""
     samples, single = keys_SF.shape
     num_fields = single + len(bags)
     lengths_SF = np.ones((samples, num_fields), np.int64)
@@ -129,6 +131,8 @@ def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], values: tuple[F32, F32
     starts_SF = offsets[:-1].reshape(samples, num_fields)
     rows[starts_SF[:, :single]] = keys_SF
     for position, (keys, lengths) in enumerate(bags, single):
+        # Item i of a bag goes to the start of the bag plus i; `before` counts the column's items
+        # in earlier samples, so position minus `before` is i.
         before = np.cumsum(lengths) - lengths
         rows[np.arange(len(keys)) + np.repeat(starts_SF[:, position] - before, lengths)] = keys
-    return Batch(rows, offsets, *values, num_fields)
+    return Batch(rows, offsets, dense, label, num_fields)

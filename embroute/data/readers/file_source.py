@@ -19,20 +19,20 @@ from embroute.data.readers.sorting import SortedSamples, is_in_order
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.array_types import I64
 
-Pieces = Callable[[Counter[str]], Iterator[Keyed]]  # one pass; bad rows are added to the counter
-Ids = Callable[[I64, int], I64]  # ids in the table of a field, from the keys of its values
+Pieces = Callable[[Counter[str]], Iterator[Keyed]]  # one pass that counts its bad rows
+Ids = Callable[[I64, int], I64]  # (keys, field) to ids in the table of the field
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """How values become ids: by vocabulary, or hashed into `hash_rows` rows a field."""
+    """How values become ids: by vocabulary, or hashed into `hash_rows` rows per field."""
 
     hash_rows: int | None = None
     limit: int | None = None  # only the first samples, in the order they are read
 
 
 class FileSource:
-    """Samples read from files. `bad_rows` counts what the latest pass left out, by reason."""
+    """Samples read from files. `bad_rows` counts the rows that the latest pass left out."""
 
     def __init__(self, schema: Schema, pieces: Pieces, ids: Ids, num_samples: int | None) -> None:
         self.schema = schema
@@ -43,13 +43,13 @@ class FileSource:
 
     @property
     def skipped(self) -> str:
-        """How many rows the latest pass left out, and why."""
+        """A sentence with the rows that the latest pass left out, by reason."""
         counts = sorted(self.bad_rows.items(), key=lambda item: -item[1])
         reasons = "; ".join(f"{count} x {reason}" for reason, count in counts)
         return f"skipped {sum(self.bad_rows.values())} bad rows: {reasons}"
 
     def chunks(self) -> Iterator[Batch]:
-        """One pass in order, in pieces of some ten thousand samples."""
+        """One pass in order, in pieces of about ten thousand samples."""
         counts: Counter[str] = Counter()
         self.bad_rows = counts
         for piece in self._pieces(counts):
@@ -59,10 +59,10 @@ class FileSource:
 def open_files(
     reading: ReadOptions, numbering: Numbering, progress: Progress | None = None
 ) -> FileSource:
-    """The files as a source, in order of time where the layout names a time column.
+    """The files as a source, in order of time if the layout names a time column.
 
-    Opening reads the files once to check their order and once more to sort them if they are not
-    in order; then once to number the ids of a vocabulary, or up to the first sample to hash.
+    With a time column, a first pass checks the order, and a second pass sorts if necessary. Then
+    a vocabulary needs a pass over all samples; hashed ids need only the first piece.
     """
     layout, limit = reading.layout, numbering.limit
     opening, later = _from_files(reading, progress), _from_files(reading, None)
@@ -100,7 +100,7 @@ def _from_files(reading: ReadOptions, progress: Progress | None) -> Pieces:
 
 
 def _first(pieces: Iterator[Keyed], limit: int | None) -> Iterator[Keyed]:
-    """Pieces with samples in them, until `limit` samples have come."""
+    """The pieces that are not empty, up to `limit` samples."""
     left = limit
     for piece in pieces:
         if left is not None:
@@ -113,7 +113,7 @@ def _first(pieces: Iterator[Keyed], limit: int | None) -> Iterator[Keyed]:
 
 
 def _vocabularies(pieces: Iterator[Keyed], layout: ColumnSpec) -> tuple[list[Vocabulary], int]:
-    """The ids of every field, and the number of samples."""
+    """A vocabulary for every field, and the number of samples."""
     vocabularies = [vocabulary() for _ in layout.fields]
     num_samples = 0
     for piece in pieces:
@@ -132,14 +132,14 @@ def _hash_into(num_rows: int) -> Ids:
 
 
 def _schema(layout: ColumnSpec, sizes: list[int]) -> Schema:
-    """One table a field."""
+    """A schema with one table per field."""
     tables = [Table(name, size) for name, size in zip(layout.fields, sizes, strict=True)]
     fields = [Field(name, i, name in layout.bags) for i, name in enumerate(layout.fields)]
     return Schema(tuple(tables), tuple(fields), layout.dense, layout.label is not None)
 
 
 def _lookups(batch: Batch, field: int, bags: bool) -> slice | npt.NDArray[np.intp]:
-    """Where in `rows` the look-ups of a field are."""
+    """The positions in `rows` of the look-ups of a field."""
     if not bags:
         return slice(field, None, batch.num_fields)
     fields = np.tile(np.arange(batch.num_fields), len(batch))
@@ -151,6 +151,6 @@ def _numbered(keys: Batch, schema: Schema, ids: Ids) -> Batch:
     rows = np.empty_like(keys.rows)
     for field in range(schema.num_fields):
         lookups = _lookups(keys, field, schema.has_bags)
-        found = ids(keys.rows[lookups], field)
-        rows[lookups] = np.where(found < 0, PADDING, found + schema.first_rows[field])
+        field_ids = ids(keys.rows[lookups], field)
+        rows[lookups] = np.where(field_ids < 0, PADDING, field_ids + schema.first_rows[field])
     return Batch(rows, keys.offsets, keys.dense, keys.label, keys.num_fields)

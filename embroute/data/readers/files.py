@@ -1,4 +1,4 @@
-"""Which files a path means, and their bytes: plain or gzip, with errors that name the file."""
+"""The files of a path, and their bytes: plain or gzip, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-Progress = Callable[[str, float], None]  # what is being done, and the share of it done so far
+Progress = Callable[[str, float], None]  # the activity, and the share of it that is done
 
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 _WILDCARDS = set("*?[")
@@ -27,28 +27,28 @@ def find_files(text: str) -> tuple[Path, ...]:
         path.stat()
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, ~nobody
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, an unknown user
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ValueError(f"{text}: {reason}") from None
     if path.is_dir():
-        found = [p for p in path.iterdir() if p.is_file() and p.name[0] not in "._"]
-        if not found:
+        files = [p for p in path.iterdir() if p.is_file() and p.name[0] not in "._"]
+        if not files:
             raise ValueError(f"{text}: the directory holds no data files")
     elif path.is_fifo() or path.is_socket():
         raise ValueError(f"{text}: a pipe can be read only once; give a file")
     elif path.exists():
-        found = [path]
+        files = [path]
     elif _WILDCARDS & set(text):
-        found = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
-        if not found:
+        files = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
+        if not files:
             raise ValueError(f"{text}: no file matches this pattern")
     else:
         raise ValueError(f"{text}: no such file or directory")
-    return tuple(sorted(found))
+    return tuple(sorted(files))
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file begins as parquet does."""
+    """Whether a file begins like a parquet file."""
     return _magic(path).startswith(_PARQUET)
 
 
@@ -69,7 +69,7 @@ class ByteStream:
     disk: IO[bytes]
 
     def read(self, num_bytes: int) -> bytes:
-        """At most `num_bytes` of text, nothing only at the end of the file."""
+        """At most `num_bytes` of text; empty only at the end of the file."""
         try:
             return self.text.read(num_bytes)
         except EOFError:
@@ -87,7 +87,7 @@ class ByteStream:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[ByteStream]:
-    """The text of a plain or gzip file, told apart by its first bytes."""
+    """The text of a plain or gzip file; the first bytes decide which."""
     magic = _magic(path)
     if magic.startswith(_ZSTD):
         raise ValueError(f"{path}: zstd compression is not supported; use gzip, parquet or text")

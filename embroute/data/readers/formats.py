@@ -1,4 +1,4 @@
-"""The columns of known logs (Criteo, Avazu, MovieLens) and of any table a user describes."""
+"""The formats of files: columns of known logs (Criteo, Avazu, MovieLens), tables, detection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import polars as pl
 
 from embroute.data.readers.bad_rows import listed, quoted
 from embroute.data.readers.columns import ColumnSpec, Words, check_uses, label_at_least
-from embroute.data.readers.records import Syntax
+from embroute.data.readers.files import is_parquet, open_bytes
+from embroute.data.readers.records import Syntax, check_line
 from embroute.kernels.array_types import F64
+
+FORMATS = ("criteo", "avazu", "movielens", "table")
+_SEPARATORS = (",", "\t", ";", "|")
 
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))
@@ -20,14 +24,14 @@ CRITEO_COLUMNS = ("label", *CRITEO_DENSE, *CRITEO_CATEGORICAL)
 
 
 def log_count(numbers: F64) -> F64:
-    """log(1 + x), the usual scaling of Criteo's counts; the few negative ones become 0."""
+    """log(1 + x), the usual scaling of Criteo's counts; the few negative counts become 0."""
     return np.log1p(np.maximum(numbers, 0.0))
 
 
 def criteo() -> ColumnSpec:
     """Criteo Kaggle and Terabyte files, plain or gzip.
 
-    A missing integer is 0; a missing category is a category of its own.
+    A missing integer becomes 0, and a missing category becomes a separate category.
     """
     return ColumnSpec(
         "criteo",
@@ -70,8 +74,8 @@ def hour_of_day(values: pl.Series) -> Words:
 def avazu() -> ColumnSpec:
     """The Kaggle training file.
 
-    Its fields are every column but `id` (unique a row) and the label `click`; of the time only
-    the hour of the day is kept, since the date of a test row never occurs in training.
+    Every column is a field, except `id` (unique per row) and the label `click`. The field `hour`
+    keeps only the hour of the day, since the date of a test row never occurs in training.
     """
     return ColumnSpec(
         "avazu", categorical=AVAZU_CATEGORICAL, label="click", derived={"hour": hour_of_day}
@@ -95,12 +99,12 @@ def movielens(header: bool, positive_rating: float = 4.0) -> ColumnSpec:
     )
 
 
-ALL = "all"  # as a list of columns: every column that has no other use
+ALL = "all"  # in a list of columns: every column without another use
 
 
 @dataclass(frozen=True)
 class ColumnUses:
-    """The columns a user names, by use."""
+    """The columns that a user names, by use."""
 
     label: str | None = None
     categorical: tuple[str, ...] = ()
@@ -136,5 +140,58 @@ def table_columns(path: Path, names: Sequence[str], separator: str, uses: Column
 
 
 def _filled(columns: tuple[str, ...], spare: tuple[str, ...]) -> tuple[str, ...]:
-    """A list of columns with `all` written out."""
+    """A list of columns, with the spare columns in place of `all`."""
     return tuple(name for column in columns for name in (spare if column == ALL else (column,)))
+
+
+@dataclass(frozen=True)
+class FileHead:
+    """The first line of a file, and whether the file is parquet."""
+
+    path: Path
+    first_line: str  # empty for parquet
+    parquet: bool
+
+    @property
+    def separator(self) -> str:
+        """The most frequent separator of the first line."""
+        return max(_SEPARATORS, key=self.first_line.count)
+
+    @property
+    def words(self) -> list[str]:
+        """The values of the first line, without quotation marks."""
+        return [word.strip(' "') for word in self.first_line.split(self.separator)]
+
+
+def read_head(path: Path) -> FileHead:
+    """Read the first line of a file."""
+    if is_parquet(path):
+        return FileHead(path, "", True)
+    with open_bytes(path) as stream:
+        text = stream.read(2**16)
+    line = text.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
+    if not text.strip():
+        raise ValueError(f"{path}: the file is empty")
+    check_line(path, line)
+    return FileHead(path, line.decode(errors="replace").rstrip("\r"), False)
+
+
+def detect(head: FileHead) -> str | None:
+    """The format of a known log, or None if the file looks like no known log."""
+    if head.first_line.count("\t") == len(CRITEO_COLUMNS) - 1:
+        return "criteo"
+    if set(AVAZU_CATEGORICAL) <= set(head.words):
+        return "avazu"
+    if head.words == list(MOVIELENS_HEADER) or head.first_line.count("::") == 3:
+        return "movielens"
+    return None
+
+
+def unknown_format(head: FileHead) -> ValueError:
+    """The error for a file of an unknown format."""
+    content = "is parquet" if head.parquet else f"begins with {quoted(head.first_line)}"
+    return ValueError(
+        f"{head.path} {content}, which is neither Criteo (40 columns by tabs), Avazu nor "
+        "MovieLens; give --categorical COLUMNS (or `all`), and --label, --dense, --bag, --time "
+        f"where they apply, or --format {'|'.join(FORMATS)}"
+    )

@@ -1,8 +1,8 @@
 """Categorical values as ids: a stable 64-bit key of the text, then a vocabulary or a remainder.
 
-The key is FNV-1a (64 bits) of the UTF-8 bytes, mixed by the finalizer of MurmurHash3, so it
-depends on nothing but the text: not on the process, the machine or a library's version. Ids are
-told apart by their keys. Two of n distinct values of a field share one with probability n^2 /
+The key is FNV-1a (64 bits) of the UTF-8 bytes, mixed by the finalizer of MurmurHash3. So the key
+depends on the text alone: not on the process, the machine or a library's version. Values with equal
+keys get the same id. Among n distinct values of a field, two share a key with probability n^2 /
 2^65: three in a million for ten million values.
 """
 
@@ -28,12 +28,12 @@ def murmur_finalizer(key: np.uint64) -> np.int64:
     key = (key ^ (key >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     key = (key ^ (key >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     key = key ^ (key >> np.uint64(33))
-    return np.int64(key) if key else np.int64(1)
+    return np.int64(key) if key else np.int64(1)  # 0 is NO_KEY
 
 
 @kernel
 def hash_texts(data: U8, lengths: I64, out: I64) -> None:
-    """The keys of texts that stand one behind the other in `data`."""
+    """The keys of texts that are concatenated in `data`."""
     position = 0
     for text in range(len(lengths)):
         key = _FNV_BASIS
@@ -47,13 +47,14 @@ def hash_texts(data: U8, lengths: I64, out: I64) -> None:
 def hash_cells(data: U8, separator: int, field_of_column: I64, padding: bool, keys_SF: I64) -> None:
     """The keys of values in whole lines without quotation marks, samples x fields.
 
-    A column whose field is -1 is passed over; with `padding`, an empty value has NO_KEY.
+    A column of field -1 is skipped; with `padding`, an empty value has NO_KEY.
     """
     sample, column, start, key = 0, 0, 0, _FNV_BASIS
     field = field_of_column[0]
     for i in range(len(data)):
         byte = data[i]
         if byte in (separator, _NEWLINE):
+            # CR LF ends a line, too: the CR before a newline belongs to no value.
             end = i - 1 if byte == _NEWLINE and i > start and data[i - 1] == _RETURN else i
             if field >= 0:
                 keys_SF[sample, field] = (
@@ -89,7 +90,7 @@ def keys_of(texts: pl.DataFrame, padding: bool = False) -> I64:
 
 
 def hashed_ids(keys: I64, num_rows: int) -> I64:
-    """Ids by the remainder of the key; -1 for NO_KEY."""
+    """Ids by the remainder of the keys; -1 for NO_KEY."""
     ids = (keys.view(np.uint64) % np.uint64(num_rows)).astype(np.int64)
     ids[keys == NO_KEY] = -1
     return ids
@@ -97,18 +98,19 @@ def hashed_ids(keys: I64, num_rows: int) -> I64:
 
 @kernel
 def number_keys(keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, ids: I64) -> int:
-    """Give every key the id it has or the next free one, until the slots are two thirds full.
+    """Give every key its known id or the next free id, until the slots are two thirds full.
 
-    Returns how many keys were done. `num_ids` counts the ids before; the ids after it follow
-    from `ids`. A slot is free while its id is -1.
+    Returns the number of keys done. `num_ids` is the number of ids before the call; the caller
+    finds the new number from `ids`. A slot is free while its id is -1.
     """
-    mask = len(slot_ids) - 1
+    mask = len(slot_ids) - 1  # the number of slots is a power of 2
     for k in range(len(keys)):
         key = keys[k]
         if key == NO_KEY:
             ids[k] = -1
             continue
         slot = key & mask
+        # Linear probing: the key is in the first slot that holds it, or in the first free slot.
         while slot_ids[slot] >= 0 and slot_keys[slot] != key:
             slot = (slot + 1) & mask
         if slot_ids[slot] < 0:
@@ -123,7 +125,7 @@ def number_keys(keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, ids: I64
 
 @kernel
 def find_keys(keys: I64, slot_keys: I64, slot_ids: I32, ids: I64) -> int:
-    """The ids of known keys; returns the position of the first unknown one, else their number."""
+    """The ids of known keys; returns the position of the first unknown key, or len(keys)."""
     mask = len(slot_ids) - 1
     for k in range(len(keys)):
         key = keys[k]
@@ -141,7 +143,7 @@ def find_keys(keys: I64, slot_keys: I64, slot_ids: I32, ids: I64) -> int:
 
 @dataclass
 class Vocabulary:
-    """The ids of one field, numbered in order of first appearance; 18 to 36 bytes an id."""
+    """The ids of a field, numbered in order of first appearance; 18 to 36 bytes per id."""
 
     num_ids: int
     slot_keys: I64
@@ -162,7 +164,7 @@ class Vocabulary:
             self._grow()
 
     def _grow(self) -> None:
-        """Twice the slots, the same ids."""
+        """Double the slots; the ids stay."""
         known = self.slot_ids >= 0
         in_order = np.empty(self.num_ids, np.int64)
         in_order[self.slot_ids[known]] = self.slot_keys[known]

@@ -21,7 +21,7 @@ SLICE_ROWS = 65536
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Files of one layout, and how much of them is in memory at once."""
+    """Files of one layout, and the sizes of the pieces that are read at once."""
 
     files: tuple[Path, ...]
     layout: ColumnSpec
@@ -54,13 +54,13 @@ def read_rows(reading: ReadOptions, progress: Progress | None = None) -> Iterato
 
 
 def _text_rows(path: Path, reading: ReadOptions) -> Iterator[tuple[ParsedRows, int]]:
-    """Pieces of a text file, and the bytes of it read so far."""
+    """Pieces of a text file, each with the number of bytes read so far."""
     layout = reading.layout
     with open_bytes(path) as stream:
         names, start = list(layout.columns), (b"", 1)
         if layout.header:
-            found, rest = read_header(stream, layout.syntax.separator)
-            names, start = names or found, (rest, 2)
+            header, rest = read_header(stream, layout.syntax.separator)
+            names, start = names or header, (rest, 2)
         _check_columns(path, names, layout)
         empty = not layout.header
         text = blocks(stream, layout.syntax, len(names), start, reading.block_bytes)
@@ -72,14 +72,14 @@ def _text_rows(path: Path, reading: ReadOptions) -> Iterator[tuple[ParsedRows, i
 
 
 def _parse(path: Path, block: RecordBlock, names: list[str], layout: ColumnSpec) -> ParsedRows:
-    """The columns in use as text; categories are hashed at once where no quotes are in the way."""
+    """The columns in use as text; without quotation marks, categories are hashed at once."""
     keys = {}
     if layout.keyable and not (layout.syntax.quoted and b'"' in block.data):
         keys = _keys(block, names, layout)
     parsed = [name for name in layout.used if name not in keys or name == layout.time]
     frame = pl.DataFrame(schema=dict.fromkeys(parsed, pl.String))
     if block.data and parsed:
-        lines = f"lines {block.lines[0]} to {block.lines[-1]}"
+        lines = f"lines {block.lines[0]} to {block.lines[-1]}"  # for error messages
         try:
             frame = _frame(block, names, parsed, layout.syntax)
         except pl.exceptions.PolarsError as error:
@@ -102,7 +102,7 @@ def _frame(block: RecordBlock, names: list[str], parsed: list[str], syntax: Synt
 
 
 def _keys(block: RecordBlock, names: list[str], layout: ColumnSpec) -> dict[str, I64]:
-    """Keys of the categorical columns, straight from the text."""
+    """Keys of the categorical columns, hashed directly from the text."""
     fields = {name: field for field, name in enumerate(layout.keyable)}
     field_of_column = np.array([fields.get(name, -1) for name in names])
     cells = block.data, layout.syntax.mark
@@ -111,7 +111,7 @@ def _keys(block: RecordBlock, names: list[str], layout: ColumnSpec) -> dict[str,
 
 
 def _parquet_rows(path: Path, reading: ReadOptions) -> Iterator[tuple[ParsedRows, int]]:
-    """Slices of a parquet file, and the bytes of it read so far."""
+    """Slices of a parquet file, each with the number of bytes read so far."""
     schema = _parquet_schema(path)
     _check_columns(path, schema.names(), reading.layout)
     _check_types(path, schema, reading.layout)
@@ -136,7 +136,7 @@ def _parquet_schema(path: Path) -> pl.Schema:
 
 
 def _check_columns(path: Path, names: list[str], layout: ColumnSpec) -> None:
-    """Refuse columns that are missing, and names that stand for two columns."""
+    """Refuse missing columns and repeated names."""
     for name in layout.used:
         if name not in names:
             raise ValueError(f"{path}: no column {quoted(name)}; the columns are {listed(names)}")
@@ -144,16 +144,15 @@ def _check_columns(path: Path, names: list[str], layout: ColumnSpec) -> None:
 
 
 def _check_names(path: Path, names: list[str]) -> None:
-    """Refuse a name of two columns."""
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{path}: the header names column {quoted(twice)} twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{path}: the header names column {quoted(repeated)} twice")
 
 
 def _check_types(path: Path, schema: pl.Schema, layout: ColumnSpec) -> None:
-    """Refuse parquet columns that are neither text nor numbers, truth values or times."""
+    """Refuse parquet columns of a type other than text, numbers, booleans, times, or bags."""
     for name in layout.used:
         kind = schema[name]
-        listed = isinstance(kind, pl.List) and name in layout.bags
-        if (kind.is_nested() and not listed) or kind in (pl.Binary, pl.Object):
+        is_bag = isinstance(kind, pl.List) and name in layout.bags
+        if (kind.is_nested() and not is_bag) or kind in (pl.Binary, pl.Object):
             raise ValueError(f"{path}: column {name} holds {kind}, which cannot be read")

@@ -1,8 +1,8 @@
 """Text files cut into blocks of whole records, every record with its line number.
 
-Polars parses the cells but neither tells the line of a bad value nor refuses a short line, and
-it expects quotation marks to follow RFC 4180. So a scan over the bytes finds the records first,
-counts their columns, and hands polars only those it reads without guessing.
+Polars parses the cells. But polars does not report the line of a bad value, accepts a short line,
+and expects quotation marks to follow RFC 4180. So a scan over the bytes first finds the records and
+counts their columns; polars gets only records that it reads without guessing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from embroute.kernels.array_types import I64, U8
 from embroute.kernels.jit import kernel
 
 READ_BLOCK_BYTES = 2**23
-MAX_RECORD_BYTES = 2**20  # a longer record is taken for a quotation mark that is never closed
+MAX_RECORD_BYTES = 2**20  # in a longer record, a quotation mark is probably never closed
 
-# A record: where it starts and ends, its line, its columns, and how its quotation marks stand.
+# Columns of the array of records: first byte, end, line number, columns, state of the quotes.
 _START, _END, _LINE, _COLUMNS, _QUOTES = range(5)
-# Quotation marks: as RFC 4180 has them; one inside an unquoted value; text after a closing one.
+# Quotation marks: as in RFC 4180; inside an unquoted value; with text after a closing mark.
 _CLEAN, _LOOSE, _BROKEN = range(3)
-# Where in a value the scan stands: at its start, in plain text, in quotes, after closing quotes.
+# State of the scan within a value: at its start, in plain text, in quotes, after closing quotes.
 _AT_START, _IN_TEXT, _IN_QUOTES, _AFTER_QUOTES = range(4)
 _NEWLINE, _RETURN, _NO_QUOTES = 10, 13, -1
 
@@ -56,16 +56,18 @@ class RecordBlock:
 
 @kernel
 def scan(data: U8, marks: tuple[int, int], columns: int, line: int, records: I64) -> int:
-    """Number of whole records in `data`; `records` gets one line for each.
+    """Number of whole records in `data`; `records` gets a row for each record.
 
-    `marks` are the separator and the quotation mark. A bad record over several lines most
-    likely holds a stray quotation mark: only its first line is taken for the bad record, and
-    the scan goes on behind that line.
+    `marks` are the separator and the quotation mark. A bad record of several lines probably has a
+    stray quotation mark: only its first line counts as the bad record, and the scan continues
+    after that line.
     """
     separator, quote = marks
+    # The record in progress: its first byte, its first line, its first newline or -1.
     num, start, first_line, first_newline = 0, 0, line, -1
-    state, found, quotes = _AT_START, 1, _CLEAN
-    highest = max(separator, quote, _RETURN)  # larger bytes have no meaning of their own
+    state, found_columns, quotes = _AT_START, 1, _CLEAN
+    # Most bytes are plain text above every mark; the first test in the loop skips them.
+    highest = max(separator, quote, _RETURN)
     i = -1
     while i + 1 < len(data):
         i += 1
@@ -77,19 +79,21 @@ def scan(data: U8, marks: tuple[int, int], columns: int, line: int, records: I64
             if first_newline < 0:
                 first_newline = i
         if state == _IN_QUOTES:
+            # A doubled quotation mark leaves and enters the quotes again.
             if byte == quote:
                 state = _AFTER_QUOTES
         elif byte == _NEWLINE:
-            if (found != columns or quotes == _BROKEN) and first_newline < i:
+            # A bad record ends at its first newline: the scan goes back to that byte.
+            if (found_columns != columns or quotes == _BROKEN) and first_newline < i:
                 i, line = first_newline, first_line + 1
             records[num, _START], records[num, _END] = start, i
-            records[num, _LINE], records[num, _COLUMNS] = first_line, found
+            records[num, _LINE], records[num, _COLUMNS] = first_line, found_columns
             records[num, _QUOTES] = quotes
             num += 1
             start, first_line, first_newline = i + 1, line, -1
-            state, found, quotes = _AT_START, 1, _CLEAN
+            state, found_columns, quotes = _AT_START, 1, _CLEAN
         elif byte == separator:
-            found += 1
+            found_columns += 1
             state = _AT_START
         elif byte == quote:
             if state == _IN_TEXT:
@@ -105,7 +109,7 @@ def scan(data: U8, marks: tuple[int, int], columns: int, line: int, records: I64
 
 
 def read_header(stream: ByteStream, separator: str) -> tuple[list[str], bytes]:
-    """Column names of the first line, and the text that was read beyond it."""
+    """The column names of the first line, and the text that was read after the first line."""
     text = b""
     while b"\n" not in text:
         more = stream.read(2**16)
@@ -129,7 +133,7 @@ def read_header(stream: ByteStream, separator: str) -> tuple[list[str], bytes]:
 
 
 def check_line(path: Path, line: bytes) -> None:
-    """Refuse a first line that shows a text whose lines or characters are of another kind."""
+    """Refuse a file whose first line shows other line ends or another encoding."""
     if b"\r" in line.rstrip(b"\r"):
         raise ValueError(
             f"{path}, line 1: a carriage return within {quoted(line.decode(errors='replace'))}; "
@@ -142,7 +146,7 @@ def check_line(path: Path, line: bytes) -> None:
 def blocks(
     stream: ByteStream, syntax: Syntax, columns: int, start: tuple[bytes, int], block_bytes: int
 ) -> Iterator[RecordBlock]:
-    """The records of a file; `start` is text already read and the line it begins with."""
+    """The records of a file; `start` is the text already read, and its line number."""
     pending, line = start
     ended = False
     while not ended or pending:
@@ -156,30 +160,30 @@ def blocks(
         records = _scan(text, syntax, columns, line)
         if len(records):
             yield _block(text, records, syntax, columns)
-            line, text = _behind(text, records[-1])
+            line, text = _after(text, records[-1])
         pending = text
         if pending and (ended or len(pending) > MAX_RECORD_BYTES):
             yield _unclosed(stream, pending, line)
             pending, line = pending.partition(b"\n")[2], line + 1
 
 
-def _behind(text: bytes, record: I64) -> tuple[int, bytes]:
-    """The line behind a record, and the text from there on."""
+def _after(text: bytes, record: I64) -> tuple[int, bytes]:
+    """The number of the line after a record, and the text from that line on."""
     end = int(record[_END]) + 1
     return int(record[_LINE]) + text.count(b"\n", int(record[_START]), end), text[end:]
 
 
 def _scan(text: bytes, syntax: Syntax, columns: int, line: int) -> I64:
-    """The records of a text, one row each."""
+    """The records of a text as an array, a row per record."""
     marks = ord(syntax.mark), ord('"') if syntax.quoted else _NO_QUOTES
-    # A record that ends early for its stray quotation mark still takes one newline of the text.
+    # Every record takes at least one newline, also a bad record that ends early.
     records = np.empty((text.count(b"\n"), 5), np.int64)
     num = scan(np.frombuffer(text, np.uint8), marks, columns, line, records)
     return records[:num]
 
 
 def _unclosed(stream: ByteStream, pending: bytes, line: int) -> RecordBlock:
-    """The bad record at which no end of a record is in sight."""
+    """A block with one bad record, whose end is not within MAX_RECORD_BYTES or the file."""
     if b"\n" not in pending:
         raise ValueError(f"{stream.path}, line {line} is longer than {MAX_RECORD_BYTES} bytes")
     bad = BadRows()
@@ -188,20 +192,21 @@ def _unclosed(stream: ByteStream, pending: bytes, line: int) -> RecordBlock:
 
 
 def _block(text: bytes, records: I64, syntax: Syntax, columns: int) -> RecordBlock:
-    """The good records of a text; only an unusual one makes the text be put together anew."""
+    """The good records of a text, which is copied only if a record needs a change."""
     bad = BadRows()
     clean = (records[:, _COLUMNS] == columns) & (records[:, _QUOTES] == _CLEAN)
     if columns == 1:
+        # A blank line has one column as well: the slow path checks every short record.
         clean &= records[:, _END] - records[:, _START] > 1
     if clean.all() and _is_utf8(text):
         return RecordBlock(text[: int(records[-1, _END]) + 1], records[:, _LINE], bad)
-    parts, lines = [], []
-    for index in range(len(records)):
-        record = _mended(text, records[index], syntax, columns, bad)
-        if record is not None:
-            parts.append(record)
-            lines.append(int(records[index, _LINE]))
-    return RecordBlock(b"".join(parts), np.array(lines, np.int64), bad)
+    good, lines = [], []
+    for record in records:
+        data = _repaired(text, record, syntax, columns, bad)
+        if data is not None:
+            good.append(data)
+            lines.append(int(record[_LINE]))
+    return RecordBlock(b"".join(good), np.array(lines, np.int64), bad)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -214,16 +219,15 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _mended(text: bytes, record: I64, syntax: Syntax, columns: int, bad: BadRows) -> bytes | None:
-    """One record as polars reads it, None where it is empty or bad."""
-    line, found = int(record[_LINE]), int(record[_COLUMNS])
+def _repaired(text: bytes, record: I64, syntax: Syntax, columns: int, bad: BadRows) -> bytes | None:
+    """A record as polars reads it, or None if the record is empty or bad."""
+    line, found_columns = int(record[_LINE]), int(record[_COLUMNS])
     data = text[int(record[_START]) : int(record[_END])].removesuffix(b"\r")
     if not data:
         return None
-    if found != columns:
-        message = (
-            f": {found} columns instead of {columns} in {quoted(data.decode(errors='replace'))}"
-        )
+    if found_columns != columns:
+        shown = quoted(data.decode(errors="replace"))
+        message = f": {found_columns} columns instead of {columns} in {shown}"
         bad.add(line, "wrong number of columns", message)
     elif not _is_utf8(data):
         bad.add(line, "not UTF-8 text", f": {quoted(data)} is not UTF-8 text")
@@ -241,7 +245,7 @@ def _mended(text: bytes, record: I64, syntax: Syntax, columns: int, bad: BadRows
 
 
 def _quoted(record: str, separator: str) -> bytes:
-    """A record whose unquoted values hold quotation marks, written as RFC 4180 asks."""
+    """A record with quotation marks in unquoted values, rewritten as in RFC 4180."""
     values = next(csv.reader(io.StringIO(record, newline=""), delimiter=separator))
     out = io.StringIO(newline="")
     csv.writer(out, delimiter=separator, lineterminator="\n").writerow(values)

@@ -1,6 +1,6 @@
 """Samples in order of time, in bounded memory: sorted runs on disk, merged block by block.
 
-Samples of equal time keep their order in the files. The temporary files live as long as the
+Samples of equal time keep their order in the files. The temporary files exist as long as the
 object that reads them.
 """
 
@@ -20,7 +20,7 @@ from embroute.data.batch import Batch, concat
 from embroute.data.readers.decode import Keyed
 
 RUN_SAMPLES = 2**18  # sorted in memory at once
-BLOCK_SAMPLES = 2**12  # of every run in memory while they are merged
+BLOCK_SAMPLES = 2**12  # of every run, in memory during the merge
 
 
 def is_in_order(pieces: Iterator[Keyed]) -> bool:
@@ -36,14 +36,14 @@ def is_in_order(pieces: Iterator[Keyed]) -> bool:
 
 @dataclass(frozen=True)
 class RunSizes:
-    """Samples of a run, and samples of a block of it."""
+    """Samples per run, and samples per block of a run."""
 
     run: int = RUN_SAMPLES
     block: int = BLOCK_SAMPLES
 
 
 class SortedSamples:
-    """Samples sorted by time into temporary files; the files go when this object goes."""
+    """Samples sorted by time in temporary files, which are removed with this object."""
 
     def __init__(
         self, pieces: Iterator[Keyed], bad_rows: Counter[str], sizes: RunSizes | None = None
@@ -67,21 +67,21 @@ class SortedSamples:
 
 
 def _runs(pieces: Iterator[Keyed], run_samples: int) -> Iterator[Keyed]:
-    """Stretches of about `run_samples` samples, each sorted."""
-    held: list[Keyed] = []
-    num_held = 0
+    """Runs of about `run_samples` samples, each sorted."""
+    pending: list[Keyed] = []
+    num_pending = 0
     for piece in pieces:
-        held.append(piece)
-        num_held += len(piece.batch)
-        if num_held >= run_samples:
-            yield _sorted(held)
-            held, num_held = [], 0
-    if num_held:
-        yield _sorted(held)
+        pending.append(piece)
+        num_pending += len(piece.batch)
+        if num_pending >= run_samples:
+            yield _sorted(pending)
+            pending, num_pending = [], 0
+    if num_pending:
+        yield _sorted(pending)
 
 
 def _sorted(pieces: Sequence[Keyed]) -> Keyed:
-    """All samples by time; those of equal time in the order of the pieces."""
+    """All samples by time; samples of equal time in the order of the pieces."""
     time = np.concatenate([piece.time for piece in pieces])
     joined = Keyed(concat([piece.batch for piece in pieces]), time)
     return joined.take(np.argsort(time, kind="stable"))
@@ -118,13 +118,13 @@ def _load(file: Path) -> Keyed:
 
 @dataclass
 class _Run:
-    """One sorted run while it is merged: the block in memory and the files still to come."""
+    """A sorted run during the merge: the block in memory, and the files not yet read."""
 
     block: Keyed
     files: list[Path]
 
     def advance(self, num_samples: int) -> None:
-        """Drop samples from the front of the block; load the next one behind an empty block."""
+        """Drop samples from the front of the block; load the next block when it is empty."""
         self.block = self.block.slice(num_samples, len(self.block.batch))
         if not len(self.block.batch) and self.files:
             self.block = _load(self.files[0])
@@ -132,15 +132,15 @@ class _Run:
 
 
 def _merge(runs: list[list[Path]], folder: Path) -> list[Path]:
-    """The samples of all runs in order of time, as files."""
+    """Write the samples of all runs in order of time; returns the files."""
     folder.mkdir()
     open_runs = [_Run(_load(files[0]), files[1:]) for files in runs]
     merged: list[Path] = []
     while any(len(run.block.batch) for run in open_runs):
         takes = _safe_takes(open_runs)
         file = folder / f"{len(merged)}.npz"
-        parts = [run.block.slice(0, n) for run, n in zip(open_runs, takes, strict=True) if n]
-        _save(_sorted(parts), file)
+        slices = [run.block.slice(0, n) for run, n in zip(open_runs, takes, strict=True) if n]
+        _save(_sorted(slices), file)
         merged.append(file)
         for run, num_samples in zip(open_runs, takes, strict=True):
             run.advance(num_samples)
@@ -148,14 +148,14 @@ def _merge(runs: list[list[Path]], folder: Path) -> list[Path]:
 
 
 def _safe_takes(runs: list[_Run]) -> list[int]:
-    """How many samples of each block come before everything that is still on disk."""
-    # A run's unread samples are not earlier than its last one in memory, and of equal times the
-    # earlier run goes first. So the smallest (last time, run) bounds what may leave.
-    ends = [(float(run.block.time[-1]), at) for at, run in enumerate(runs) if run.files]
+    """The number of samples in each block that precede every sample on disk."""
+    # A run's samples on disk are not earlier than its last sample in memory, and at equal times
+    # the earlier run goes first. So the smallest (last time, run) bounds the samples to merge.
+    ends = [(float(run.block.time[-1]), index) for index, run in enumerate(runs) if run.files]
     if not ends:
         return [len(run.block.batch) for run in runs]
     last_time, last_run = min(ends)
     return [
-        int(np.searchsorted(run.block.time, last_time, "right" if at <= last_run else "left"))
-        for at, run in enumerate(runs)
+        int(np.searchsorted(run.block.time, last_time, "right" if index <= last_run else "left"))
+        for index, run in enumerate(runs)
     ]
