@@ -1,4 +1,4 @@
-"""A batch of samples as flat arrays, and the operations every stage of the data path shares."""
+"""A batch of samples as flat arrays, and the interface of a source of batches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Batch:
     """Samples in order; the bag of sample s, field f is `rows[offsets[s*F+f] : offsets[s*F+f+1]]`.
 
     `rows` holds global row ids (`Schema.first_rows` plus the id in the table) or PADDING.
-    `dense` is samples x dense columns. `label` is empty where the data has none. `hot` is set by
-    regrouping: every row of every sample is in the hot set.
+    `dense` is samples x dense columns. `label` is empty if the data has no labels. Regrouping sets
+    `hot` if every row of every sample is in the hot set.
     """
 
     rows: I64
@@ -45,6 +45,7 @@ class Batch:
         bags = (samples[:, None] * fields + np.arange(fields)).ravel()
         lengths = np.diff(self.offsets)[bags]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        # Look-up i of the result comes from position i + shift of this batch.
         shift = np.repeat(self.offsets[bags] - offsets[:-1], lengths)
         rows = self.rows[np.arange(offsets[-1]) + shift]
         label = self.label[samples] if len(self.label) else self.label
@@ -92,7 +93,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
 
 
 class Source(Protocol):
-    """Where samples come from. `chunks()` starts over at every call and gives the same samples."""
+    """A source of samples. Every call of `chunks()` starts over and gives the same samples."""
 
     @property
     def schema(self) -> Schema:
@@ -101,11 +102,11 @@ class Source(Protocol):
 
     @property
     def num_samples(self) -> int | None:
-        """Samples in one pass, where it is known without reading everything."""
+        """Samples in one pass, or None if only a full pass can tell."""
         ...
 
     def chunks(self) -> Iterator[Batch]:
-        """One pass in order, in pieces of any size that fit memory."""
+        """One pass in order, in pieces that fit into memory."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a data set looks like to a cache: distinct ids, skew, reuse between batches."""
+"""Facts about a data set that matter to a cache: distinct ids, skew, reuse between batches."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from embroute.data.schema import Schema
 from embroute.data.stream import rebatch
 from embroute.kernels.array_types import I64
 
-TOP_SHARES = (0.001, 0.01, 0.1)  # of the distinct ids, those with the most look-ups
+TOP_SHARES = (0.001, 0.01, 0.1)  # of the distinct ids, in order of look-ups
 RECENT_BATCHES = 10
 
 
 @dataclass(frozen=True)
 class FieldDescription:
-    """One field, or all of them together."""
+    """One field, or all fields together."""
 
     name: str
     lookups: int
     distinct: int
-    top_shares: tuple[float, ...]  # look-ups that go to the top SHARES of the distinct ids
+    top_shares: tuple[float, ...]  # share of look-ups for each of TOP_SHARES
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """How batches share rows. Shares are of the distinct rows of a batch that has one before."""
+    """How batches share rows. Shares count distinct rows of batches that follow another batch."""
 
     batch_size: int
     num_batches: int
     distinct_rows: float  # of a batch, on average
     lookups_per_row: float  # within a batch
-    in_previous: float | None  # None where there is only one batch
-    in_recent: float | None  # in any of the RECENT_BATCHES before
+    in_previous: float | None  # None if there is only one batch
+    in_recent: float | None  # in any of the previous RECENT_BATCHES
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `embroute data describe` shows."""
+    """The facts that `embroute data describe` shows."""
 
     num_samples: int
-    num_rows: int  # rows of the tables; ids that never occur included
+    num_rows: int  # rows of the tables, including ids that never occur
     num_dense: int
-    positive_share: float | None  # None where the data has no labels
+    positive_share: float | None  # None if the data has no labels
     total: FieldDescription
     fields: tuple[FieldDescription, ...]
     reuse: Reuse
@@ -57,9 +57,9 @@ def describe(
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Description:
-    """One pass over the source, or its first `limit` samples; memory grows with rows only.
+    """Describe a source, or its first `limit` samples, in one pass; memory grows with rows only.
 
-    `progress` is told the number of samples done.
+    `progress` receives the number of samples done.
     """
     if batch_size < 1:
         raise ValueError(f"--batch must be at least 1, got {batch_size}")
@@ -70,7 +70,7 @@ def describe(
     reuse = ReuseCounts(schema.num_rows)
     for batch in rebatch(_first(source.chunks(), limit), batch_size):
         counts.add(batch)
-        # A short last batch has fewer distinct rows and would look unlike the others.
+        # A short last batch has fewer distinct rows and would distort the averages.
         if len(batch) == batch_size or reuse.num_batches == 0:
             reuse.add(batch.rows)
         if progress is not None:
@@ -81,7 +81,7 @@ def describe(
 
 
 def _first(chunks: Iterator[Batch], limit: int | None) -> Iterator[Batch]:
-    """Chunks until `limit` samples have come."""
+    """Chunks with the first `limit` samples."""
     left = limit
     for chunk in chunks:
         yield chunk if left is None else chunk.slice(0, left)
@@ -91,7 +91,7 @@ def _first(chunks: Iterator[Batch], limit: int | None) -> Iterator[Batch]:
 
 
 def top_share(counts: I64, share: float) -> float:
-    """Share of all look-ups that go to the given share of the distinct ids, at least one id."""
+    """Share of look-ups that go to the top `share` of the distinct ids, at least one id."""
     used = np.sort(counts[counts > 0])
     if not len(used):
         return 0.0
@@ -100,7 +100,7 @@ def top_share(counts: I64, share: float) -> float:
 
 
 class AccessCounts:
-    """Look-ups of every row by field, while a source is read."""
+    """Counts of the look-ups of every row, by field."""
 
     def __init__(self, schema: Schema) -> None:
         self.num_samples = 0
@@ -122,7 +122,7 @@ class AccessCounts:
             self._lookups[position][ids] += times
 
     def description(self, reuse: Reuse) -> Description:
-        """What has been counted."""
+        """The description of all batches added so far."""
         schema = self._schema
         tables = [np.zeros(table.num_rows, np.int64) for table in schema.tables]
         for field, lookups in zip(schema.fields, self._lookups, strict=True):
@@ -144,10 +144,11 @@ def _field(name: str, counts: I64) -> FieldDescription:
 
 
 class ReuseCounts:
-    """When every row was last used, while batches go by."""
+    """Counts of rows that batches share with earlier batches."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_batches = 0
+        # So far back that an unused row never counts as recent.
         self._last_batch = np.full(num_rows, -RECENT_BATCHES - 1, np.int32)
         self._lookups = self._distinct = 0
         self._followers = self._in_previous = self._in_recent = 0
@@ -167,7 +168,7 @@ class ReuseCounts:
         self.num_batches += 1
 
     def result(self, batch_size: int) -> Reuse:
-        """Averages over all batches, those with more distinct rows counting more."""
+        """Averages over all batches, weighted by distinct rows."""
         followers = self._followers
         return Reuse(
             batch_size,

@@ -1,4 +1,4 @@
-"""Online Retail, the real trace that ships with the package: `online-retail(negatives=2, seed=0)`.
+"""Online Retail, the real trace in the package: `online-retail(negatives=2, seed=0)`.
 
 Chen, Sain and Guo (2012), UCI Machine Learning Repository, CC BY 4.0; see retail/README.md.
 """
@@ -19,25 +19,27 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.array_types import F32, I32, I64
 
 NAMES = ("InvoiceNo", "StockCode", "CustomerID", "Country", "Description")
+ITEM_FIELDS = (1, 4)  # positions of StockCode and Description
 SIZES = (25_900, 4_070, 4_373, 38, 4_224)
 NUM_LINES = 541_909
 CHUNK_LINES = 32_768
-FIRST_DRAWS = 1000  # lines that early invoices draw their negatives from
+FIRST_DRAWS = 1000  # number of lines from which early invoices draw negatives
 
 
 @dataclass(frozen=True)
 class RetailSource:
-    """Every invoice line in time order, each among `negatives` drawn ones.
+    """Every invoice line in time order, each among `negatives` drawn lines.
 
     Without negatives: five ids, dense log quantity and log price (signed: returns are negative),
-    no label. With k negatives: label 1 for a line of the trace, and k lines of label 0 with its
-    invoice, customer and country, but the item (stock code, description and price) of a line
-    drawn evenly from all lines before the invoice (the first ones: from the first thousand), so
-    by popularity so far; it may be an item that is on the invoice too. The label tells a real
-    line from a drawn one; a cancellation is a real line. The quantity, which only real lines
-    have, is left out, and the price comes from a line that was really sold at it. Where the real
-    line stands among its negatives is drawn: a label must not follow from a sample's number,
-    because samples may be dealt by it.
+    no label. With k negatives: a line of the trace has label 1 and comes with k drawn lines of
+    label 0. A drawn line has the invoice, customer and country of the real line, and the item
+    (stock code, description, price) of a line before the invoice. All earlier lines are equally
+    likely, so items are drawn by popularity so far. The earliest invoices draw from the first
+    thousand lines. A drawn item may be on the invoice too. A cancellation is a real line.
+
+    The quantity is left out, because only real lines have a quantity. The position of the real
+    line among its negatives is random: a sample's number must not reveal the label, because
+    samples may be assigned to workers by number.
     """
 
     negatives: int = 0
@@ -77,11 +79,12 @@ class RetailSource:
         candidates = np.maximum(data.first_line[lines], FIRST_DRAWS)
         item = np.repeat(lines[:, None], copies, axis=1)
         item[:, 1:] = random.integers(0, candidates[:, None], (len(lines), self.negatives))
+        # Swap the real line from column 0 into a random column.
         every, real = np.arange(len(lines)), random.integers(0, copies, len(lines))
         item[every, 0], item[every, real] = item[every, real], lines
         rows = data.rows_NF[np.repeat(lines, copies)].astype(np.int64)
-        rows[:, 1] = data.rows_NF[item.ravel(), 1]
-        rows[:, 4] = data.rows_NF[item.ravel(), 4]
+        for field in ITEM_FIELDS:
+            rows[:, field] = data.rows_NF[item.ravel(), field]
         label = np.zeros((len(lines), copies), np.float32)
         label[every, real] = 1
         return one_hot(rows, data.dense[item.ravel(), 1:], label.ravel())
@@ -97,7 +100,7 @@ class _Lines:
 
 
 def _load(first_rows: I64) -> _Lines:
-    """Join the packed tables back to one line each."""
+    """Join the packed tables into one line per sample."""
     lines, items, invoices = (_table(name) for name in ("lines", "items", "invoices"))
     invoice, item = lines["InvoiceNo"].to_numpy(), lines["Item"].to_numpy()
     columns = (
@@ -110,7 +113,7 @@ def _load(first_rows: I64) -> _Lines:
     rows = np.stack(columns, axis=1).astype(np.int32) + first_rows[:-1].astype(np.int32)
     raw = np.stack([lines["Quantity"].to_numpy(), lines["UnitPrice"].to_numpy() / 1000], axis=1)
     dense = (np.sign(raw) * np.log1p(np.abs(raw))).astype(np.float32)
-    # Ids are numbered by first appearance, so the first lines of the invoices are in order.
+    # Invoices are numbered by first appearance, so the first lines are in order of invoice.
     _, first = np.unique(invoice, return_index=True)
     return _Lines(rows, dense, first[invoice])
 

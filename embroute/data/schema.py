@@ -1,4 +1,4 @@
-"""What a data set looks like: its embedding tables, its categorical fields, its dense columns."""
+"""The schema of a data set: its embedding tables, its categorical fields, its dense columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Field:
-    """One categorical column: which table it looks up, and whether a sample holds a bag of ids."""
+    """A categorical column: its table, and whether a sample holds a bag of ids."""
 
     name: str
     table: int
@@ -54,5 +54,5 @@ class Schema:
 
     @property
     def has_bags(self) -> bool:
-        """Whether any field may hold other than exactly one id."""
+        """Whether a field may hold another number of ids than one."""
         return any(field.bag for field in self.fields)

@@ -24,12 +24,12 @@ def batches(
     seed: int = 0,
     drop_last: bool = False,
 ) -> Iterator[Batch]:
-    """Batches of `batch_size` samples; only the last of an epoch is shorter, or dropped.
+    """Batches of `batch_size` samples; the last batch of an epoch is shorter, or dropped.
 
-    `epochs` None or 0 never ends. `shuffle` True mixes within SHUFFLE_BUFFER samples, a number
-    above 1 within that many: a source that fits is permuted as a whole, of a larger one a
-    random half of a full buffer leaves before the other half is mixed with new samples. Either
-    way every sample comes exactly once an epoch, and epoch e depends on (seed, e) alone.
+    `epochs` None or 0 never ends. `shuffle` True mixes samples in a buffer of SHUFFLE_BUFFER, a
+    number above 1 in a buffer of that size. A source that fits into the buffer is permuted as a
+    whole. Otherwise a random half of a full buffer leaves, and the rest is mixed with new samples.
+    Every sample comes exactly once per epoch, and epoch e depends on (seed, e) alone.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -38,14 +38,13 @@ def batches(
     if int(shuffle) < 0:
         raise ValueError(f"shuffle must be True, False or a number of samples, got {shuffle}")
     buffer = SHUFFLE_BUFFER if shuffle is True else int(shuffle)
-    return _epochs(source, batch_size, epochs or None, (buffer, seed), drop_last)
+    return _epochs(source, batch_size, epochs or None, buffer, seed, drop_last)
 
 
 def _epochs(
-    source: Source, size: int, epochs: int | None, shuffle: tuple[int, int], drop_last: bool
+    source: Source, size: int, epochs: int | None, buffer: int, seed: int, drop_last: bool
 ) -> Iterator[Batch]:
-    """All epochs one after the other; `shuffle` is (buffer or 0, seed)."""
-    buffer, seed = shuffle
+    """All epochs in order; a `buffer` of 0 or 1 does not shuffle."""
     for epoch in count() if epochs is None else range(epochs):
         empty = True
         chunks = source.chunks()
@@ -61,7 +60,7 @@ def _epochs(
 
 
 def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
-    """The same samples in batches of `size`; views, but for batches that cross a chunk border."""
+    """The same samples in batches of `size`; only a batch across two chunks is copied."""
     pending: list[Batch] = []
     missing = size
     for chunk in chunks:
@@ -79,19 +78,20 @@ def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
 
 
 def _shuffled(source: Source, buffer: int, random: np.random.Generator) -> Iterator[Batch]:
-    """Every sample once, in an order mixed within a buffer of `buffer` samples."""
+    """Every sample once, mixed in a buffer of `buffer` samples."""
     take = Batch.take if source.schema.has_bags else _take_one_hot
-    held: list[Batch] = []
-    num_held = 0
+    buffered: list[Batch] = []
+    num_buffered = 0
     for piece in _pieces(source.chunks(), buffer // 2):
-        if num_held + len(piece) > buffer:
-            mixed, order, leaving = concat(held), random.permutation(num_held), num_held // 2
-            yield take(mixed, order[:leaving])
-            held, num_held = [take(mixed, order[leaving:])], num_held - leaving
-        held.append(piece)
-        num_held += len(piece)
-    if held:
-        yield take(concat(held), random.permutation(num_held))
+        if num_buffered + len(piece) > buffer:
+            samples, order = concat(buffered), random.permutation(num_buffered)
+            leaving = num_buffered // 2
+            yield take(samples, order[:leaving])
+            buffered, num_buffered = [take(samples, order[leaving:])], num_buffered - leaving
+        buffered.append(piece)
+        num_buffered += len(piece)
+    if buffered:
+        yield take(concat(buffered), random.permutation(num_buffered))
 
 
 def _pieces(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
@@ -102,7 +102,7 @@ def _pieces(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:
 
 
 def _take_one_hot(batch: Batch, samples: npt.NDArray[np.intp]) -> Batch:
-    """`Batch.take` for samples whose fields hold exactly one id each."""
+    """`Batch.take` for samples with exactly one id per field; faster."""
     rows_SF = batch.rows.reshape(-1, batch.num_fields)[samples]
     label = batch.label[samples] if len(batch.label) else batch.label
     return one_hot(rows_SF, batch.dense[samples], label)
@@ -110,7 +110,7 @@ def _take_one_hot(batch: Batch, samples: npt.NDArray[np.intp]) -> Batch:
 
 @dataclass(frozen=True)
 class SourceSpan:
-    """Samples first to last of another source, in order."""
+    """Samples `first` up to `last` (exclusive) of another source, in order."""
 
     source: Source
     first: int
@@ -128,18 +128,18 @@ class SourceSpan:
 
     def chunks(self) -> Iterator[Batch]:
         """One pass in order."""
-        at = 0
+        position = 0  # of the chunk's first sample
         for chunk in self.source.chunks():
-            first, last = max(self.first - at, 0), min(self.last - at, len(chunk))
+            first, last = max(self.first - position, 0), min(self.last - position, len(chunk))
             if first < last:
                 yield chunk.slice(first, last)
-            at += len(chunk)
-            if at >= self.last:
+            position += len(chunk)
+            if position >= self.last:
                 return
 
 
 def split(source: Source, held_out: float) -> tuple[Source, Source | None]:
-    """The first samples, and the last `held_out` share of them, or None for a share of 0."""
+    """The samples to train on, and the last `held_out` share, or None for a share of 0."""
     if not 0 <= held_out < 1:
         raise ValueError(f"--held-out must be at least 0 and below 1, got {held_out:g}")
     if held_out == 0:

@@ -1,4 +1,4 @@
-"""Field sizes and popularity laws of four published click logs, and knobs that suit them."""
+"""Field sizes and popularity laws of four published click logs, with default knobs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from embroute.data.synthetic.sampling import CONTEXT, ITEM, TIME_SIDE, USER
 class FieldLaw:
     """A field's table size, its side (user, item, context, clock) and its popularity law.
 
-    `top` is the share of the most popular id, often a missing value, and `tail` the share of
-    look-ups spread evenly; of the others rank r has a share of about (r + offset)^-exponent (Zipf
-    and Mandelbrot). Without a top all ranks follow the power law; an offset below 0, above -1,
-    raises the first of them.
+    `top` is the share of the most popular id, often a missing value. `tail` is the share of
+    look-ups that are spread evenly. Among the others, rank r has a share of about
+    (r + offset)^-exponent (Zipf and Mandelbrot). Without a top, all ranks follow the power law.
+    An offset between -1 and 0 raises the share of the first rank.
     """
 
     name: str
@@ -30,14 +30,14 @@ class FieldLaw:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What a user can turn. 0 switches correlation, sessions, drift, skew or signal off.
+    """Options of a preset. 0 switches correlation, sessions, drift, skew or signal off.
 
-    skew: factor on every field's exponent. groups: latent user groups, and as many of items.
-    correlation: share of look-ups that follow from the user or the item; the default makes two
-    fields depend on each other about as much as those of AdKDD'21 do. sessions: share of samples
-    from a user seen shortly before. gap: samples between two of a session, on average.
-    drift: turnovers of the items' popularity order per million samples. signal: standard
-    deviation of the true logit. click_rate: share of label 1.
+    skew: factor on every field's exponent. groups: number of latent user groups, and of item
+    groups. correlation: share of look-ups that the user or the item determines; the default makes
+    two fields about as dependent as the fields of AdKDD'21. sessions: share of samples of a recent
+    user. gap: average number of samples between two samples of a session. drift: turnovers of the
+    items' popularity order per million samples. signal: standard deviation of the true logit.
+    click_rate: share of label 1.
     """
 
     samples: int
@@ -54,7 +54,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Preset:
-    """Fields and dense columns of a published data set, and knobs that suit it."""
+    """Fields and dense columns of a published data set, and default knobs."""
 
     name: str
     fields: tuple[FieldLaw, ...]
