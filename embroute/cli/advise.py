@@ -69,7 +69,7 @@ def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
 
 
 def dense_bytes(model: str, source: Source, dim: str) -> float:
-    """Bytes of the model's gradients outside of its tables."""
+    """Bytes of the model's dense gradients."""
     from embroute.models.registry import ModelOptions, make_model
 
     options = ModelOptions(table_device="meta")

@@ -18,7 +18,7 @@ from rich.table import Table
 from embroute.cli.options import output_file
 from embroute.cost.step_time import OPTIMIZERS
 
-# torch and xxhash are imported where they are used: the other commands do without them.
+# Functions import torch and xxhash, because the other commands do not need them.
 if TYPE_CHECKING:
     from embroute.checkpoint.manifest import Identity, Manifest
     from embroute.checkpoint.tensor_file import FileInfo, TensorFile

@@ -200,7 +200,7 @@ def output_file(option: str, path: Path) -> Path:
         path.stat()
     except FileNotFoundError:
         pass
-    except OSError as error:  # the name is too long, say, or a parent is a file
+    except OSError as error:  # such as a name that is too long, or a parent that is a file
         raise ValueError(f"{option} {shown(str(path))}: {error.strerror}") from None
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
@@ -218,7 +218,7 @@ def report_file(option: str, path: Path) -> Path:
 
 
 def require_bokeh(wanted_by: str) -> None:
-    """Refuse a report where its optional dependency is missing."""
+    """Refuse a report if bokeh, an optional dependency, is missing."""
     if find_spec("bokeh") is None:
         raise ValueError(
             f"{wanted_by} needs bokeh, which is not installed: pip install embroute[report]"

@@ -1,12 +1,12 @@
 """Synthetic click logs with the field sizes of published ones: `criteo-kaggle(samples=200000)`.
 
-A sample has a user and an item, each a place in [0, 1), cut into equal groups. A field describes
-the user, the item, the context or the time. Its rank follows a power law fitted to facts about the
-published data (benchmarks/calibrate.py), for a share `correlation` of the look-ups at the place of
-the user or item, with groups in another order for every field: so a popular brand has its
-categories, and two fields tell about each other as far as groups do. A share `sessions` of the
-samples comes from a user seen shortly before, and `drift` turnovers of the items' popular ids
-happen per million samples.
+A sample has a user and an item. Each is a place in [0, 1), which is cut into equal groups. A field
+describes the user, the item, the context or the time. The rank of a field follows a power law,
+fitted to facts about the published data (benchmarks/calibrate.py). For a share `correlation` of
+the look-ups, the rank belongs to the place of the user or item, and every field orders the groups
+in another way. So a popular brand has its categories, and two fields depend on each other as far
+as groups do. A share `sessions` of the samples comes from a recent user, and `drift` turnovers of
+the items' popular ids happen per million samples.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class SyntheticSource:
             multiplier, jump = coprime(law.num_rows, 0.618), coprime(law.num_rows, 0.382)
             laws.append(_law(law, self.knobs.skew))
             shuffle = coprime(self.knobs.groups, (number + 1) * 0.618 % 1)
-            # A clock passes its rows once while as many samples pass as the published log has.
+            # A clock passes its rows once in as many samples as the published log has.
             period = max(1, -(-self.preset.knobs.samples // law.num_rows))
             # In the order of the columns NUM_ROWS to TURN_PERIOD.
             table = (law.num_rows, law.side, first_rows[number])

@@ -1,6 +1,6 @@
 """Labels of a known model: the logit of a sample is a function of its rows and dense columns.
 
-A model that learnt it perfectly would reach `best_auc`; no model can do better.
+A model with a perfect estimate of the logit reaches `best_auc`; no model does better.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from embroute.kernels.array_types import F32, F64, I64
 from embroute.kernels.jit import kernel
 from embroute.kernels.memory import splitmix64
 
-# Shares of the logit's variance: rows by themselves, user rows with item rows, dense columns.
+# Shares of the logit's variance: single rows, pairs of user and item rows, dense columns.
 EFFECT_SHARES = (0.55, 0.30, 0.15)
 NUM_FACTORS = 4  # of a row
 
@@ -54,7 +54,7 @@ class Planted:
 def fitted(raw: Planted, pilot: Batch, signal: float, click_rate: float) -> Planted:
     """The model with a logit of standard deviation `signal` and a mean probability `click_rate`.
 
-    Both hold on the pilot samples, and nearly so on all others.
+    Both hold on the pilot samples, and approximately on other samples.
     """
     parts = raw._parts(pilot)
     spread = parts.std(axis=0)
@@ -62,6 +62,7 @@ def fitted(raw: Planted, pilot: Batch, signal: float, click_rate: float) -> Plan
     scale = signal * np.sqrt(share / share.sum()) / np.where(spread > 0, spread, 1.0)
     scores = parts @ scale
     low, high = -40.0 - scores.max(), 40.0 - scores.min()
+    # Bisection for the bias: the mean probability grows with the bias.
     for _ in range(60):
         middle = (low + high) / 2
         if sigmoid(scores + middle).mean() < click_rate:
@@ -77,10 +78,10 @@ def sigmoid(logit: F64) -> F64:
 
 
 def expected_auc(probability: F64) -> float:
-    """AUC of ranking by the true probabilities, in expectation over the labels."""
+    """Expected AUC of a ranking by the true probabilities, over random labels."""
     ranked = np.sort(probability)
     lost = 1.0 - ranked
-    # A tie counts half; summing pairs below and half the pair with itself keeps that small.
+    # Of each sample: pairs with lower samples, and half of the pair with itself, as for a tie.
     below = np.cumsum(lost) - lost
     return float((ranked * (below + 0.5 * lost)).sum() / (ranked.sum() * lost.sum()))
 
@@ -97,7 +98,7 @@ def planted_scores(
 
     The interaction is the inner product of the summed factors of user rows and of item rows.
     """
-    # One row a side: what a field of the context adds is never read.
+    # One row per side; the row of the context is written but never read.
     factors = np.empty((3, NUM_FACTORS))
     for s in range(rows_SF.shape[0]):
         linear = 0.0
