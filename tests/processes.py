@@ -26,7 +26,7 @@ def begin(command: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-def finish(run: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
+def finish(run: subprocess.Popen[str], seconds: float = 600) -> tuple[int, str]:
     try:
         output, _ = run.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

