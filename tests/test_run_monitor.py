@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,6 +110,11 @@ def lines_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def _wait_for_the_next_second() -> None:
+    """TensorBoard reads its files in the order of their names, which begin with a second."""
+    time.sleep(1.01 - time.time() % 1)
+
+
 def test_resumed_run_continues_steps_clock_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +125,7 @@ def test_resumed_run_continues_steps_clock_and_bytes(
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "sec')
     clock.now += 1000
+    _wait_for_the_next_second()
     again = RunMonitor(tmp_path, 10, Terminal())
     train(again, clock, 4, [1.0] * 6)
     again.close(9, "vanilla", {})
