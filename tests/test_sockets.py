@@ -297,7 +297,8 @@ def test_listener_names_a_rank_that_never_connects(store: PrefixStore) -> None:
 def test_dial_names_a_peer_that_refuses_connections(store: PrefixStore) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    store.set("listens/a", f"identity host /nowhere 127.0.0.1|{port}")
+    text = f"identity host /nowhere 127.0.0.1|{port}"
+    store.set("listens/a", f"{_signature(job_secret(), 'a', text)} {text}")
     with pytest.raises(LostPeerError, match=r"lost a: cannot connect to 127.0.0.1 \(.*refused"):
         dial(store, "a", ["rows"], "b", 5)
 
