@@ -24,7 +24,7 @@ demo: $(READY)  ## price every policy on the built-in shopping trace, then train
 	$(BIN)/embroute report runs/demo-vanilla runs/demo-embroute --html runs/train.html
 	@echo "All ranks ran on this machine: compare the rows moved, not the speed."
 
-test: $(READY)  ## the fast tests, under three minutes on two cores
+test: $(READY)  ## the fast tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all: $(READY)  ## every test in full size; MARKS="not slow" leaves out those of minutes
