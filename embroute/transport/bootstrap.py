@@ -230,25 +230,44 @@ class _UnprovenCallers:
 def dial(
     store: JobStore, listener: str, kinds: Sequence[str], name: str, timeout_s: float
 ) -> dict[str, socket.socket]:
-    """Connect to a rank that listens, once for each kind of message."""
-    secret, failed, sockets = job_secret(), [], dict[str, socket.socket]()
-    identity, goals = _published(store, listener, secret)
+    """Connect to a listening rank, once for each kind of channel.
+
+    Strangers may fill the listener's queue of connections before it begins to accept them. So
+    addresses that give no answer are tried in turn until the deadline.
+    """
+    secret, sockets = job_secret(), dict[str, socket.socket]()
+    identity, addresses = _published(store, listener, secret)
     deadline = time.monotonic() + timeout_s
-    for goal in goals:
-        try:
-            for kind in kinds[len(sockets) :]:
-                caller = CallerHandshake(secret, identity, kind, name)
-                sockets[kind] = _call(_connected(goal, deadline), caller, timeout_s)
-            return sockets
-        except OSError as error:
-            host = goal if isinstance(goal, str) else goal[0]
-            failed.append(f"{host} ({error.strerror or error})")
+    while True:
+        failed, unanswered = [], False
+        for address in addresses:
+            try:
+                callers = [CallerHandshake(secret, identity, kind, name) for kind in kinds]
+                _call_all(address, callers, sockets, timeout_s)
+                return sockets
+            except OSError as error:
+                host = address if isinstance(address, str) else address[0]
+                failed.append(f"{host} ({error.strerror or error})")
+                unanswered = unanswered or isinstance(error, TimeoutError)
+        if not unanswered or time.monotonic() > deadline:
+            break
     for sock in sockets.values():
         sock.close()
     raise LostPeerError(
         f"lost {listener}: cannot connect to {', '.join(failed) or 'any address'}; {INTERFACE} "
         f"names the network interface to use, on every host"
     )
+
+
+def _call_all(
+    address: Address,
+    callers: Sequence[CallerHandshake],
+    sockets: dict[str, socket.socket],
+    timeout_s: float,
+) -> None:
+    """Add a socket for each kind of channel that has none yet."""
+    for caller in callers[len(sockets) :]:
+        sockets[caller.kind] = _call(_connected(address), caller, timeout_s)
 
 
 def _published(store: JobStore, listener: str, secret: bytes) -> tuple[str, list[Address]]:
@@ -272,26 +291,16 @@ def _published(store: JobStore, listener: str, secret: bytes) -> tuple[str, list
     return identity, [path, *network] if host == host_id() else network
 
 
-def _connected(goal: Address, deadline: float) -> socket.socket:
-    """A connection to a path or an address of a network.
-
-    Strangers may fill the listener's queue of connections before it begins to accept them: then a
-    call gets no answer at first, and is repeated until the deadline.
-    """
-    if isinstance(goal, str):
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.connect(goal)
-        except OSError:
-            sock.close()
-            raise
-        return sock
-    while True:
-        try:
-            return socket.create_connection(goal, ATTEMPT_S)
-        except TimeoutError:
-            if time.monotonic() > deadline:
-                raise
+def _connected(address: Address) -> socket.socket:
+    if not isinstance(address, str):
+        return socket.create_connection(address, ATTEMPT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _call(sock: socket.socket, caller: CallerHandshake, timeout_s: float) -> socket.socket:

@@ -192,6 +192,28 @@ def test_a_full_queue_of_connections_does_not_keep_the_peer_out(
     listener.close()
 
 
+def test_dial_goes_on_to_the_next_address_if_one_gives_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
+    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+    monkeypatch.setattr(bootstrap, "ATTEMPT_S", 0.2)
+    with (
+        closing(Listener(STORE, "a")) as listener,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
+        socket.create_connection(silent.getsockname()),  # the only place in its queue
+        ThreadPoolExecutor(1) as pool,
+    ):
+        _, *record, reachable = STORE.get("listens/a").decode().split()
+        text = " ".join([*record, f"127.0.0.1|{silent.getsockname()[1]}", reachable])
+        STORE.set("listens/a", f"{bootstrap._signature(KEY, 'a', text)} {text}")
+        called = pool.submit(dial, STORE, "a", ["rows"], "b", 30)
+        sockets = [*listener.accept([WANTED], time.monotonic() + 5).values()]
+        sockets += called.result(5).values()
+        for sock in sockets:
+            sock.close()
+
+
 def test_an_address_that_the_job_did_not_sign_is_not_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
