@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from random import choice
 
 import pytest
 
@@ -28,6 +29,20 @@ pytestmark = [pytest.mark.full, pytest.mark.xdist_group("processes")]
 
 LOOK_S = 0.005  # between two looks at what the job listens on
 KEPT = 200  # connections
+# The last worker connects only once the file exists: until then all other ranks listen.
+LATE_RANK = """
+import os, pathlib, socket, time
+
+def connect(sock, address):
+    deadline = time.monotonic() + 60
+    while isinstance(address, str) and not GO.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return plain(sock, address)
+
+plain, GO = socket.socket.connect, pathlib.Path(os.environ["LATE_RANK_GO"])
+if os.environ.get("RANK") == "3":
+    socket.socket.connect = connect
+"""
 
 
 class Stranger:
@@ -37,7 +52,7 @@ class Stranger:
         self._run, self._runtime, self._over = run, runtime, threading.Event()
         self.places: set[Place] = set()
         self.modes: dict[str, int] = {}  # of the folders of Unix sockets
-        self.sent = 0
+        self.sent: dict[Place, set[str]] = {}  # kinds of garbage
         self._open: deque[socket.socket] = deque()
         self._threads = [threading.Thread(target=work) for work in (self._look, self._attack)]
         for thread in self._threads:
@@ -53,17 +68,19 @@ class Stranger:
 
     def _attack(self) -> None:
         """Ranks listen for only some milliseconds, so the search has no pauses."""
-        kinds = list(GARBAGE.values())
         while not self._over.wait(0 if self._runtime else LOOK_S):
             for place in self._goals():
+                sent = self.sent.setdefault(place, set())
+                kind = next((kind for kind in GARBAGE if kind not in sent), choice(list(GARBAGE)))
                 with suppress(OSError):
-                    self._visit(place, kinds[self.sent % len(kinds)])
+                    self._visit(place, GARBAGE[kind])
+                    sent.add(kind)
 
     def _visit(self, place: Place, send: Callable[[socket.socket], object]) -> None:
         sock = place.connect()
         self._keep(sock)
-        self.sent += 1
-        send(sock)
+        with suppress(BrokenPipeError, ConnectionResetError):  # refused before its last byte
+            send(sock)
 
     def _goals(self) -> set[Place]:
         paths = [] if self._runtime is None else self._runtime.glob("embroute-*/rank-*/socket")
@@ -71,10 +88,19 @@ class Stranger:
 
     def _keep(self, sock: socket.socket) -> None:
         """Keep the newest connections open, as a real attacker would."""
-        sock.settimeout(0.05)
+        sock.settimeout(0.5)
         self._open.append(sock)
         if len(self._open) > KEPT:
             self._open.popleft().close()
+
+    def wait_for_all_kinds(self, count: int) -> set[Place]:
+        """Wait until so many places have got every kind of garbage; returns those places."""
+        deadline = time.monotonic() + 60
+        while True:
+            full = {place for place, kinds in list(self.sent.items()) if len(kinds) == len(GARBAGE)}
+            if len(full) >= count or time.monotonic() > deadline:
+                return full
+            time.sleep(0.02)
 
     def end(self) -> None:
         """Stop the attack and wait for its threads."""
@@ -102,23 +128,33 @@ def test_the_scanner_sees_a_socket_on_all_addresses() -> None:
         process.communicate("\n")
 
 
-def test_job_listens_only_locally_and_garbage_changes_no_bit(tmp_path: Path, runtime: Path) -> None:
-    """The attack runs while ranks start, train, and restart after a kill."""
+def test_job_listens_only_locally_and_garbage_changes_no_bit(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind of garbage comes to every rank that listens, at the start and after a kill."""
     code, output = finish(start(tmp_path / "calm", steps=600))
     assert code == 0, output
+    (tmp_path / "sitecustomize.py").write_text(LATE_RANK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("LATE_RANK_GO", str(tmp_path / "go"))
     run = start(tmp_path / "attacked", "--restarts", "1", steps=600)
     stranger = Stranger(run, runtime)
+    first = stranger.wait_for_all_kinds(3)
+    (tmp_path / "go").touch()
     wait_for_checkpoint(run, tmp_path / "attacked")
+    (tmp_path / "go").unlink()
     os.kill(pid_of(run, "worker1"), signal.SIGKILL)
+    second = stranger.wait_for_all_kinds(6) - first
+    (tmp_path / "go").touch()
     code, output = finish(run)
     stranger.end()
     assert code == 0, output
+    assert (len(first), len(second)) == (3, 3)  # the coordinator, the shard and a worker
     assert "restart 1 of 1" in output
     assert_same(tmp_path / "attacked", tmp_path / "calm")
     network = {place for place in stranger.places if place.port}
     assert all(place.is_loopback for place in network), network
     assert any(not place.port for place in stranger.places)  # the scanner sees the job
-    assert stranger.sent > 4  # ranks listen for milliseconds; test_handshake tries every kind
     assert set(stranger.modes.values()) == {0o700}, stranger.modes
     assert [path.name for path in runtime.rglob("*")] == [f"embroute-{os.getuid()}", "lock"]
 
