@@ -1,7 +1,7 @@
-"""This version beside an earlier one: the same numbers, and steps that take no longer.
+"""This version beside earlier ones: the same numbers, and steps that take no longer.
 
-`python -m benchmarks.versions --before CHECKOUT`: a folder with the other version's files. With
-`--shaped` (as root) also over emulated links of 0.1 and 1 Gbit/s.
+`python -m benchmarks.versions --before CHECKOUT`: a folder with another version's files; the
+option may be repeated. With `--shaped` (as root) also over emulated links of 0.1 and 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -88,18 +88,23 @@ def simulated(folder: Path, policy: str) -> object:
             return untimed(list(csv.DictReader(file)))
 
 
-def numbers(before: Path) -> str:
-    """Whether both versions print the same numbers, job by job."""
+def verdict(now: object, then: object) -> str:
+    """Whether two versions print the same."""
+    return "equal" if now == then else "DIFFERENT"
+
+
+def numbers(before: Sequence[Path]) -> str:
+    """Whether the versions print the same numbers, job by job."""
     rows = []
     for options in COMPARISONS:
-        same = compared(HERE, options) == compared(before, options)
-        rows.append([f"`compare {options}`", "equal" if same else "DIFFERENT"])
+        now = compared(HERE, options)
+        verdicts = [verdict(now, compared(folder, options)) for folder in before]
+        rows.append([f"`compare {options}`", *verdicts])
     for policy in SIMULATIONS:
-        same = simulated(HERE, policy) == simulated(before, policy)
-        rows.append(
-            [f"`simulate --policy '{policy}'`, every step", "equal" if same else "DIFFERENT"]
-        )
-    return markdown(["command", "numbers"], rows)
+        now = simulated(HERE, policy)
+        verdicts = [verdict(now, simulated(folder, policy)) for folder in before]
+        rows.append([f"`simulate --policy '{policy}'`, every step", *verdicts])
+    return markdown(["numbers of", *map(commit_of, before)], rows)
 
 
 def step_ms(folder: Path, case: Case, link: str) -> float:
@@ -120,21 +125,23 @@ def step_ms(folder: Path, case: Case, link: str) -> float:
     return float(np.median(times))
 
 
-def steps(before: Path, rounds: int, links: Sequence[str]) -> str:
-    """Milliseconds of a step of both versions, in turns."""
+def steps(before: Sequence[Path], rounds: int, links: Sequence[str]) -> str:
+    """Milliseconds of a step of all versions, in turns."""
     rows = []
     for link in links:
         for name, case in CASES.items():
             if name == "in-place" and link != "loopback":
                 continue  # for workers of one machine
-            turns = [
-                (step_ms(HERE, case, link), step_ms(before, case, link)) for _ in range(rounds)
-            ]
-            now, then = np.median(np.array(turns), 0)
-            ratio = float(np.median([new / old for new, old in turns]))
-            print(link, name, f"{now:.2f} {then:.2f} {ratio:.3f}", flush=True)
-            rows.append([link, name, f"{now:.1f}", f"{then:.1f}", f"{ratio:.3f}"])
-    return markdown(["link", "policy", "now, ms", "before, ms", "ratio"], rows)
+            turns = np.array(
+                [[step_ms(folder, case, link) for folder in (HERE, *before)] for _ in range(rounds)]
+            )
+            medians = [f"{ms:.1f}" for ms in np.median(turns, 0)]
+            ratios = [f"{ratio:.3f}" for ratio in np.median(turns[:, :1] / turns[:, 1:], 0)]
+            print(link, name, *medians, *ratios, flush=True)
+            rows.append([link, name, *medians, *ratios])
+    commits = [commit_of(folder) for folder in before]
+    headings = [f"{commit}, ms" for commit in commits], [f"now / {commit}" for commit in commits]
+    return markdown(["link", "policy", "now, ms", *headings[0], *headings[1]], rows)
 
 
 def commit_of(folder: Path) -> str:
@@ -145,22 +152,23 @@ def commit_of(folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", type=Path, required=True, help="another version's files")
+    parser.add_argument(
+        "--before", type=Path, required=True, action="append", help="another version's files"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shaped", action="store_true", help="also over emulated links (root)")
     args = parser.parse_args()
-    before = args.before.resolve()
+    before = [folder.resolve() for folder in args.before]
     equal = numbers(before)
     print(equal, flush=True)
     measured = steps(before, args.rounds, LINKS if args.shaped else LINKS[:1])
     note = (
-        f"Before: commit {commit_of(before)}. Numbers: everything that both print, except times "
-        f"that a clock measured. Steps: DLRM, 26 tables, 1,000,000 rows in all, dim 32, 2 workers "
-        f"x 1024, caches of 10 %, a shard and a coordinator beside them on two cores; medians of "
-        f"{args.rounds} rounds in which the versions take turns; the ratio is the median of the "
-        f"rounds' ratios (limit 1.03)."
+        f"Numbers: everything that a version prints, except times that a clock measured. Steps: "
+        f"DLRM, 26 tables, 1,000,000 rows in all, dim 32, 2 workers x 1024, caches of 10 %, a "
+        f"shard and a coordinator beside them on two cores; medians of {args.rounds} rounds in "
+        f"which the versions take turns; a ratio is the median of the rounds' ratios (limit 1.03)."
     )
-    record("versions", "This version beside an earlier one", f"{note}\n\n{equal}\n\n{measured}")
+    record("versions", "This version beside earlier ones", f"{note}\n\n{equal}\n\n{measured}")
 
 
 if __name__ == "__main__":
