@@ -18,7 +18,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 LOCK_FILE = "embroute.lock"
@@ -72,12 +71,7 @@ class FolderLock:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         if self._read() == self.holder:

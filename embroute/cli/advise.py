@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from embroute.cli.data import reading_progress
@@ -19,6 +17,7 @@ from embroute.cli.options import data_options, limited, output_file, tell_compil
 from embroute.cli.outputs import scaled
 from embroute.config.cluster import CLUSTER_PRESETS, Cluster
 from embroute.config.cluster_file import open_cluster, write_cluster
+from embroute.config.progress import progress_bar
 from embroute.config.spec import LIMITS, one_line, parse_int, parse_size, shown
 from embroute.cost.step_time import OPTIMIZERS, allreduce_share_W
 from embroute.data.batch import Source
@@ -36,7 +35,6 @@ from embroute.simulate.advisor import (
     Configuration,
     Constraints,
     Recommendation,
-    Tick,
     advise,
     first_samples,
     fixed_bytes,
@@ -76,27 +74,6 @@ def dense_bytes(model: str, source: Source, dim: str) -> float:
     network = make_model(model, source.schema, parse_dim(dim, source.schema), options)
     # The tables are on the meta device; every other parameter is dense, in float32.
     return float(sum(4 * p.numel() for p in network.parameters() if p.device.type != "meta"))
-
-
-@contextmanager
-def _ticking() -> Iterator[Callable[[Constraints], Tick]]:
-    """A progress bar, on a terminal only; its length follows from the constraints."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:40.40}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("reading", total=None)
-
-        def begin(constraints: Constraints) -> Tick:
-            progress.update(task, total=stages(constraints))
-            return lambda text: progress.update(task, description=text, advance=1)
-
-        yield begin
 
 
 def _table(advices: list[Recommendation], setup: Setup) -> Table:
@@ -323,9 +300,10 @@ def advise_command(data_options: DataOptions, /, **values: object) -> None:
     with reading_progress() as progress, naming("--data", args.data):
         source = open_source(args.data, data_options, progress)
     tell_compiling()
-    with _ticking() as begin:
+    with progress_bar("reading", None, counted=True) as update:
         constraints = args.constraints(source)
-        advices = advise(constraints, begin(constraints))
+        update(total=stages(constraints))
+        advices = advise(constraints, lambda stage: update(description=stage, advance=1))
     console = Console()
     console.print(_table(advices[:MAX_SHOWN], constraints.setup))
     for reason in _reasons(constraints, advices):

@@ -14,6 +14,7 @@ from embroute.cli.options import (
     workload_from,
 )
 from embroute.cli.outputs import Outputs, comparison_table, output_options, subsets
+from embroute.config.progress import progress_bar
 from embroute.config.spec import shown, split_outside
 from embroute.data.open import DataOptions, naming, open_source
 from embroute.policies.catalog import LOWER_BOUND, SYSTEMS, make_policy, policy_of
@@ -26,7 +27,6 @@ from embroute.simulate.simulation import (
     start_simulation,
     workload_bound,
 )
-from embroute.simulate.sweeps import steps_bar
 
 YARDSTICK = "vanilla"
 DEFAULT = "nocache,vanilla,het(100),herald,esd(1),embroute,fae,scars,bagpipe,unbounded,lower-bound"
@@ -71,18 +71,16 @@ def _defaults(optimizer: str) -> str:
     return ",".join(name for name in names if name not in refused)
 
 
-def measure_all(
-    names: list[str], job: Workload, console: Console
-) -> tuple[list[PolicyResult], dict[str, Detail]]:
+def measure_all(names: list[str], job: Workload) -> tuple[list[PolicyResult], dict[str, Detail]]:
     """Measure every policy, with a progress bar."""
     results, details = [], {}
-    with steps_bar(console, len(names) * job.steps) as begin_one:
+    with progress_bar("", len(names) * job.steps, counted=True) as update:
         for position, name in enumerate(names):
-            tick = begin_one(name, position * job.steps)
+            update(description=name, completed=position * job.steps)
             if name == LOWER_BOUND:
                 results.append(bound_result(workload_bound(job)))
                 continue
-            recorder = Recorder(job.warmup, tick)
+            recorder = Recorder(job.warmup, lambda: update(advance=1))
             outcome = measure(make_policy(name), job, recorder.watch)
             results.append(policy_result(name, outcome))
             details[name] = recorder.detail(outcome)
@@ -128,7 +126,7 @@ def compare_command(
     job = workload_from(options, source)
     _check(names, job)
     tell_compiling()
-    results, details = measure_all(names, job, Console(stderr=True))
+    results, details = measure_all(names, job)
     console = Console()
     console.print(comparison_table(results, job, data))
     if len(job.setup.cluster.used_hosts) == 1:

@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from embroute.cli.options import data_options, limited, naming_output, output_file
+from embroute.config.progress import progress_bar
 from embroute.data.batch import Source
 from embroute.data.describe import (
     RECENT_BATCHES,
@@ -25,7 +25,7 @@ from embroute.data.describe import (
 )
 from embroute.data.open import DataOptions, open_source
 from embroute.data.readers.file_source import FileSource
-from embroute.data.readers.files import Progress as Report
+from embroute.data.readers.files import Progress
 
 
 @click.group("data")
@@ -70,19 +70,10 @@ def describe_command(
 
 
 @contextmanager
-def reading_progress() -> Iterator[Report]:
-    """A progress bar on stderr, on a terminal only; it disappears at the end."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("opening", total=1.0)
-
-        def report(activity: str, share: float) -> None:
-            bar.update(task, description=activity, completed=share)
-
-        yield report
+def reading_progress() -> Iterator[Progress]:
+    """A progress bar for opening and describing data."""
+    with progress_bar("opening", 1.0, counted=False) as update:
+        yield lambda activity, share: update(description=activity, completed=share)
 
 
 def tell_bad_rows(source: Source) -> None:

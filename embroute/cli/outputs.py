@@ -11,7 +11,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 import click
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -161,11 +160,11 @@ class Outputs:
         if self.report is not None:
             from embroute.report.comparison_page import comparison_page
 
-            job, console = report.job, Console(stderr=True)
+            job = report.job
             names = [entry.name for entry in report.results if not entry.reference]
-            report = replace(report, sweep=sweep_caches(names, job, self.caches, console))
+            report = replace(report, sweep=sweep_caches(names, job, self.caches))
             if self.tradeoffs:
-                report = replace(report, tradeoffs=measure_tradeoffs(job, console))
+                report = replace(report, tradeoffs=measure_tradeoffs(job))
             _written("--report", self.report, comparison_page(report))
 
 

@@ -6,8 +6,6 @@ import csv
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import track
 
 from embroute.cli.data import reading_progress, tell_bad_rows
 from embroute.cli.options import (
@@ -19,6 +17,7 @@ from embroute.cli.options import (
     tell_compiling,
     workload_from,
 )
+from embroute.config.progress import progress_bar
 from embroute.cost.step_time import KIND_NAMES
 from embroute.data.open import DataOptions, naming, open_source
 from embroute.policies.catalog import policy_of
@@ -87,27 +86,23 @@ def simulate_command(
     """Simulate one policy and write a line per step, warm-up included."""
     system = policy_of("--policy", policy)
     output_file("--csv", csv_path)
-    messages = Console(stderr=True)
     with reading_progress() as progress, naming("--data", data):
         source = open_source(data, data_options, progress)
     job = workload_from(options, source)
     job = with_workers(job, choose_workers(system, job))
     tell_compiling()
     steps = 0
-    reports = track(
-        simulate(system, job),
-        policy,
-        job.steps,
-        console=messages,
-        transient=True,
-        disable=not messages.is_terminal,
-    )
-    with naming_output("--csv", csv_path), csv_path.open("w", newline="") as file:
+    with (
+        naming_output("--csv", csv_path),
+        csv_path.open("w", newline="") as file,
+        progress_bar(policy, job.steps, counted=True) as update,
+    ):
         writer = csv.writer(file)
         writer.writerow(CSV_COLUMNS)
-        for report in reports:
+        for report in simulate(system, job):
             writer.writerow(csv_row(report))
             steps += 1
+            update(advance=1)
     tell_bad_rows(source)
     if steps < job.steps:
         click.echo(f"the data ended after {steps} of {job.steps} steps", err=True)

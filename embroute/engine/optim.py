@@ -1,4 +1,4 @@
-"""Row optimizers: they update an embedding row and the optimizer state beside it in the record."""
+"""The row optimizers that exist, and their settings. Their arithmetic is in `kernels/rows.py`."""
 
 from __future__ import annotations
 

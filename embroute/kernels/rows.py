@@ -1,4 +1,4 @@
-"""Rows of floats: initial values, optimizers, pooling, merging.
+"""Arithmetic on rows of floats: initial values, optimizers, pooling, merging of gradients.
 
 Axes: N rows of a table or cache, I rows of a list, T touches, B bags, D distinct rows, X columns.
 """

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import NoReturn, Self
 
 from embroute.launch.exit import TRY_AGAIN, exit_with_reason
@@ -56,12 +55,7 @@ class Heartbeat:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         self._thread.join(2 * self.interval_s)
         if kind is None:

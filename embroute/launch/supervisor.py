@@ -1,4 +1,4 @@
-"""Start all ranks of a job on this machine, watch them, pass signals on, restart them.
+"""Start all ranks of a job on this machine, watch them, pass signals on, restart after failures.
 
 Ranks meet in a private folder, so no process of the job listens on a network. Each rank writes why
 it ended into that folder. One rank's failure ends all others, and only the first is reported.

@@ -1,4 +1,4 @@
-"""Nests of dicts, lists and tuples with tensors in them, as users' loaders give them."""
+"""Flatten nests of dicts, lists and tuples to a list of tensors, and build them again."""
 
 from __future__ import annotations
 

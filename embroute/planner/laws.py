@@ -1,4 +1,4 @@
-"""The laws that every plan keeps, whatever policy made it. Checked at every step."""
+"""The laws that every plan keeps: refuse a plan for which `law_checks.py` finds a fault."""
 
 from __future__ import annotations
 

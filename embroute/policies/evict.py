@@ -1,4 +1,4 @@
-"""Eviction orders: which copy leaves a full cache.
+"""Eviction orders of policies (LRU, LFU, ...): the bucket of a copy, and which bucket loses copies.
 
 Axes: T touches of a step, U distinct rows of a step, B buckets.
 """

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from embroute.config.cluster import Cluster, star_cluster
+from embroute.config.progress import progress_bar
 from embroute.config.spec import parse_size
 from embroute.policies.catalog import make_policy
-from embroute.simulate.recorder import (
-    Recorder,
-    SweepPoint,
-    TradeoffPoint,
-)
+from embroute.simulate.recorder import Recorder, SweepPoint, TradeoffPoint
 from embroute.simulate.simulation import Outcome, Workload, measure
 
 TRADEOFF_POLICIES = ("nocache", "vanilla", "het(100)", "herald", "esd(1)")
@@ -28,26 +22,6 @@ EQUAL_GBIT = (1.0, 10.0, 100.0)
 LINK_RATIOS = (1.0, 2.0, 5.0, 10.0)  # of fast links to slow ones
 FAST_GBIT, SERVER_GBIT = 5.0, 10.0  # beside slow links
 COMPUTE_S = 0.05e-3  # of a sample, if the job has none; otherwise only links would count
-
-
-@contextmanager
-def steps_bar(console: Console, total: int) -> Iterator[Callable[[str, int], Callable[[], None]]]:
-    """A progress bar of steps. It starts a task by name and steps done, and gives its tick."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("", total=total)
-
-        def begin(name: str, done: int) -> Callable[[], None]:
-            progress.update(task, description=f"{name:.30s}", completed=done)
-            return lambda: progress.advance(task)
-
-        yield begin
 
 
 @dataclass(frozen=True)
@@ -61,12 +35,13 @@ class Case:
     panel: str = ""
 
 
-def _measure_cases(cases: list[Case], console: Console) -> Iterator[tuple[Case, Outcome]]:
+def _measure_cases(cases: list[Case]) -> Iterator[tuple[Case, Outcome]]:
     """Measure cases with a progress bar; a case whose cache cannot hold a step is left out."""
     done = 0
-    with steps_bar(console, sum(case.job.steps for case in cases)) as begin_one:
+    with progress_bar("", sum(case.job.steps for case in cases), counted=True) as update:
         for case in cases:
-            recorder = Recorder(0, begin_one(f"{case.policy}, {case.varied}", done))
+            update(description=f"{case.policy}, {case.varied}", completed=done)
+            recorder = Recorder(0, lambda: update(advance=1))
             done += case.job.steps
             try:
                 outcome = measure(make_policy(case.policy), case.job, recorder.watch)
@@ -89,9 +64,7 @@ def _with_cluster(job: Workload, cluster: Cluster) -> Workload:
     return replace(job, setup=replace(job.setup, cluster=new))
 
 
-def sweep_caches(
-    names: list[str], job: Workload, caches: list[str], console: Console
-) -> list[SweepPoint]:
+def sweep_caches(names: list[str], job: Workload, caches: list[str]) -> list[SweepPoint]:
     """Measure policies with other caches."""
     cases = [
         Case(name, f"cache {cache}", i, _with_cache(job, cache))
@@ -99,7 +72,7 @@ def sweep_caches(
         for i, cache in enumerate(caches)
     ]
     points = []
-    for case, outcome in _measure_cases(cases, console):
+    for case, outcome in _measure_cases(cases):
         rows = int(outcome.setup.capacity_WA[0].sum())
         points.append(
             SweepPoint(
@@ -151,7 +124,7 @@ def tradeoff_cases(job: Workload) -> list[Case]:
     ]
 
 
-def measure_tradeoffs(job: Workload, console: Console) -> list[TradeoffPoint]:
+def measure_tradeoffs(job: Workload) -> list[TradeoffPoint]:
     """Measure the papers' trade-offs."""
     return [
         TradeoffPoint(
@@ -162,5 +135,5 @@ def measure_tradeoffs(job: Workload, console: Console) -> list[TradeoffPoint]:
             transmission_cost_s=outcome.transmission_cost_s,
             step_time_s=outcome.step_time_s,
         )
-        for case, outcome in _measure_cases(tradeoff_cases(job), console)
+        for case, outcome in _measure_cases(tradeoff_cases(job))
     ]

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from embroute.kernels.array_types import I32, I64, U8
-from embroute.kernels.jit import kernel
+from embroute.kernels.jit import inlined, kernel
 
 NO_KEY = 0  # the key of a value that touches no row; no text has it
 _FIRST_SLOTS = 1024
@@ -96,23 +96,30 @@ def hashed_ids(keys: I64, num_rows: int) -> I64:
     return ids
 
 
+@inlined
+def _probe(slot_keys: I64, slot_ids: I32, key: int) -> int:
+    """The slot of a key, or the free slot where it belongs. A slot is free while its id is -1."""
+    mask = len(slot_ids) - 1  # the number of slots is a power of 2
+    slot = key & mask
+    # Linear probing: the key is in the first slot that holds it, or in the first free slot.
+    while slot_ids[slot] >= 0 and slot_keys[slot] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
 @kernel
 def number_keys(keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, ids: I64) -> int:
     """Give every key its known id or the next free id, until the slots are two thirds full.
 
     Returns the number of keys done. `num_ids` is the number of ids before the call; the caller
-    finds the new number from `ids`. A slot is free while its id is -1.
+    finds the new number from `ids`.
     """
-    mask = len(slot_ids) - 1  # the number of slots is a power of 2
     for k in range(len(keys)):
         key = keys[k]
         if key == NO_KEY:
             ids[k] = -1
             continue
-        slot = key & mask
-        # Linear probing: the key is in the first slot that holds it, or in the first free slot.
-        while slot_ids[slot] >= 0 and slot_keys[slot] != key:
-            slot = (slot + 1) & mask
+        slot = _probe(slot_keys, slot_ids, key)
         if slot_ids[slot] < 0:
             if 3 * (num_ids + 1) > 2 * len(slot_ids):
                 return k
@@ -126,15 +133,12 @@ def number_keys(keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, ids: I64
 @kernel
 def find_keys(keys: I64, slot_keys: I64, slot_ids: I32, ids: I64) -> int:
     """The ids of known keys; returns the position of the first unknown key, or len(keys)."""
-    mask = len(slot_ids) - 1
     for k in range(len(keys)):
         key = keys[k]
         if key == NO_KEY:
             ids[k] = -1
             continue
-        slot = key & mask
-        while slot_ids[slot] >= 0 and slot_keys[slot] != key:
-            slot = (slot + 1) & mask
+        slot = _probe(slot_keys, slot_ids, key)
         if slot_ids[slot] < 0:
             return k
         ids[k] = slot_ids[slot]

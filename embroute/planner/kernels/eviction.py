@@ -1,4 +1,4 @@
-"""The eviction order: slots wait in buckets, oldest first.
+"""Buckets of slots, oldest first: what every eviction order of `policies/evict.py` stands on.
 
 A touch gives a slot a new ticket at the end of its bucket and makes the old ticket void: a ticket
 is valid while the slot's TICKET field names it. Void tickets are passed over and cleared later. No

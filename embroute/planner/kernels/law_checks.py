@@ -1,4 +1,4 @@
-"""The laws as checks of a finished plan against the state it starts from.
+"""The checks of the laws themselves, as loops over a finished plan and the state it starts from.
 
 Each returns the index of the first touch that breaks a law, or -1.
 """

@@ -1,4 +1,4 @@
-"""Simulated annealing of a dispatch: random moves of samples between workers.
+"""Simulated annealing of a dispatch: random moves of samples and of groups between workers.
 
 A *sweep* offers every sample of a batch to all workers, or groups of samples that share a row.
 Prices per worker keep the numbers of samples near their quotas; `search` makes them exact.
