@@ -25,7 +25,11 @@ def progress_bar(
 ) -> Iterator[Callable[..., None]]:
     """A bar of counts, or of a share from 0 to 1. Its updates are those of `rich.Progress`."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:.40}"), BarColumn(), *(COUNTED if counted else PERCENT))
+    columns = (
+        TextColumn("{task.description:.40}"),
+        BarColumn(),
+        *(COUNTED if counted else PERCENT),
+    )
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(activity, total=total)
