@@ -22,8 +22,8 @@ from embroute.planner.interfaces import Policy
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.embroute.dispatch import search_dispatch
-from embroute.policies.embroute.problem import SearchOptions
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
+from embroute.policies.embroute.search_state import SearchOptions
 from embroute.policies.evict import stale_first
 from embroute.simulate.simulation import (
     Outcome,

@@ -21,6 +21,7 @@ from embroute.kernels.array_types import I64
 from embroute.planner.interfaces import Policy
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
+from embroute.policies.regroup import HotRows
 from embroute.simulate.advisor import distinct_rows, first_samples
 from embroute.simulate.simulation import Workload, measure, start_simulation
 
@@ -91,7 +92,7 @@ def predicted(policy: str, trace: Trace, source: ArraySource) -> Expected:
         return expected.vanilla(demand, cache)
     if policy.startswith("het"):
         return expected.het(demand, cache, 10)
-    hot_R = start_simulation(trace.policy(policy), trace.job(source)).hot_R
+    hot_R = start_simulation(trace.policy(policy), trace.job(source)).memory(HotRows).hot_R
     hot = HotSet(tuple(np.split(hot_R, source.schema.first_rows[1:-1])))
     if policy == "scars":
         return expected.scars(demand, hot)

@@ -31,9 +31,10 @@ from embroute.policies.embroute.forecast import (
     spill_overflow,
     touch_matrix,
 )
-from embroute.policies.embroute.problem import SearchOptions, pace_effort
+from embroute.policies.embroute.problem import pace_effort
 from embroute.policies.embroute.quotas import CostCurves, clip_shares, solve_quotas
 from embroute.policies.embroute.search import move_sample, refit
+from embroute.policies.embroute.search_state import SearchOptions, SearchState
 from embroute.policies.embroute.uses import UNTRAINED_USE, USE_KINDS, Nodes
 from embroute.simulate.simulation import Workload, measure_named, simulate
 from tests.sizes import marked_full, sized
@@ -309,7 +310,7 @@ def test_contradicting_embroute_options_are_refused(policy: str, said: str) -> N
 
 def test_auto_effort_follows_the_step_time() -> None:
     """More effort in long steps, within bounds, and by the model's time alone."""
-    memory = start(make_policy("embroute"), job("edge-4", 0.0).setup).memory
+    memory = start(make_policy("embroute"), job("edge-4", 0.0).setup).memory(SearchState)
     given = SearchOptions(paced=True)
     for took, effort in ((0.0, 200), (0.001, 200), (0.01, 976), (1.0, SearchOptions.effort)):
         known = memory._replace(took_1=np.array([took], np.float32))

@@ -16,6 +16,7 @@ from embroute.data.batch import ArraySource, Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
+from embroute.policies.regroup import HotRows
 from embroute.simulate.simulation import Workload, measure, start_simulation
 
 SIZES, EXPONENTS = (1500, 8000, 400, 3000), (1.05, 0.8, 0.0, 1.3)
@@ -91,7 +92,7 @@ def test_expected_traffic_of_het_0_equals_vanilla() -> None:
 @pytest.mark.parametrize("policy", [pytest.param("fae", marks=pytest.mark.full), "scars"])
 def test_expected_traffic_of_hot_sets_is_near_the_simulator(policy: str) -> None:
     text = f"{policy}(hot=1500rows)"
-    hot_R = start_simulation(make_policy(text), job(0.2)).hot_R
+    hot_R = start_simulation(make_policy(text), job(0.2)).memory(HotRows).hot_R
     hot = HotSet(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
     share = expected.free_share(demand(), hot)
     assert 0.05 < share < 0.6

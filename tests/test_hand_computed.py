@@ -22,6 +22,7 @@ from embroute.planner.setup import Setup
 from embroute.planner.state import State
 from embroute.policies.catalog import make_policy
 from embroute.policies.dispatch.esd import hybrid, unit_costs
+from embroute.policies.regroup import HotRows
 from tests.workloads import Workload, one_row_each, star
 
 Told = list[tuple[int, int, str, str, str]]
@@ -215,7 +216,7 @@ def test_fae_swaps_hot_and_cold_batches_by_hand() -> None:
     """Row 0 is hot. Half of the cold batches, half of the hot ones, and again: cold, hot, ..."""
     plans, state = run("fae(hot=1rows, rate=50)", workload([COLD, COLD, HOT, HOT]))
     assert [plan.now.batch.hot for plan in plans] == [False, True, False, True]
-    assert state.hot_rows.tolist() == [0]
+    assert state.memory(HotRows).rows.tolist() == [0]
     # Cold, as vanilla: row 0 is shared, rows 1 and 2 are not.
     assert [m[:4] for m in told(plans[0].pulls)] == [
         (0, 0, "miss", "value"),
@@ -242,7 +243,7 @@ def test_fae_swaps_hot_and_cold_batches_by_hand() -> None:
 def test_scars_all_reduces_hot_rows_in_every_step() -> None:
     """Row 0 is looked up most and replicated; cold rows are pulled and pushed at every use."""
     plans, state = run("scars(hot=1rows)", workload([COLD, COLD, HOT]))
-    assert state.hot_rows.tolist() == [0]
+    assert state.memory(HotRows).rows.tolist() == [0]
     assert [m[:4] for m in told(plans[0].pulls)] == [
         (0, 0, "miss", "whole"),
         (0, 1, "miss", "value"),

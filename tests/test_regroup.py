@@ -20,6 +20,7 @@ from embroute.planner.setup import Setup
 from embroute.planner.state import State
 from embroute.policies.catalog import make_policy
 from embroute.policies.regroup import (
+    HotRows,
     SwapSchedule,
     by_count,
     by_theory,
@@ -41,7 +42,8 @@ def state_with(hot: set[int], batch_size: int) -> State:
     """A state that replicates the given rows."""
     setup = Setup(schema_of(NUM_ROWS), open_cluster("dc-2"), 4, batch_size, cache=Size(1, "share"))
     state = start(make_policy("fae"), setup, np.ones(NUM_ROWS, np.int64))
-    return replace(state, hot_R=np.isin(np.arange(NUM_ROWS), list(hot)))
+    state.memory(HotRows).hot_R[:] = np.isin(np.arange(NUM_ROWS), list(hot))
+    return state
 
 
 def numbered(rows_SF: npt.NDArray[np.int64], first: int = 0) -> Batch:
@@ -81,7 +83,7 @@ def test_regrouping_keeps_every_sample_in_pure_batches(
     size = state.setup.batch_size
     out = list(regroup(iter(cut(rows_SF, size)), state, schedule))
     assert sorted(numbers(out)) == list(range(len(rows_SF)))
-    hot_R = state.hot_R
+    hot_R = state.memory(HotRows).hot_R
     for batch in out:
         assert 0 < len(batch) <= size
         sample_rows = rows_SF[batch.dense[:, 0].astype(int)]

@@ -15,10 +15,10 @@ from embroute.data.open import open_source
 from embroute.data.window import Horizon
 from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
-from embroute.planner.state import SearchState
 from embroute.policies.catalog import make_policy
 from embroute.policies.embroute import row_allreduce as module
 from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
+from embroute.policies.embroute.search_state import SearchState
 from embroute.simulate.simulation import StepReport, Workload, simulate
 from tests.sizes import sized
 
@@ -49,7 +49,7 @@ def test_no_row_is_all_reduced_over_slow_links_or_long_compute(
 
 
 def outlook_of(setup: Setup, shard_ms: float, rest_ms: float) -> SearchState:
-    memory = start(make_policy("embroute"), setup).memory
+    memory = start(make_policy("embroute"), setup).memory(SearchState)
     memory.pace_2[:] = (1e-3 * shard_ms, 1e-3 * rest_ms)
     return memory
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embroute.checkpoint.manifest import PLANNER_FILE
-from embroute.checkpoint.strict_json import Json, flag, list_of, object_of, whole_number
+from embroute.checkpoint.strict_json import Json, list_of, object_of, whole_number
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile, as_tensor, write_tensors
 from embroute.kernels.array_types import Array
 from embroute.models.initial_rows import initial_rows
@@ -24,13 +24,15 @@ def _arrays(state: State) -> dict[str, Array]:
     caches = state.caches
     arrays = caches._asdict() | caches.cells._asdict() | caches.eviction._asdict()
     del arrays["cells"], arrays["eviction"]
-    arrays |= state.memory._asdict()
-    return arrays | {"hot_R": state.hot_R, "access_R": state.access_R, "ranking": state.ranking}
+    for memory in state.memories.values():
+        kind = type(memory).__name__
+        arrays |= {f"{kind}.{name}": array for name, array in memory._asdict().items()}
+    return arrays
 
 
 def save_planner(path: Path, state: State, position: Position) -> FileInfo:
     """Write the planner's state and the position in the data."""
-    scalars = {"step": state.step, "was_hot": state.was_hot, "filled": state.filled}
+    scalars = {"step": state.step}
     setup = state.setup
     about = {
         "state": json.dumps(scalars),
@@ -53,10 +55,8 @@ def load_planner(path: Path, state: State) -> dict[str, Json]:
         file.read(name, array)
     scalars = file.json("state")
     with file.parsing("state"):
-        values = object_of(scalars, "it", ("step", "was_hot", "filled"))
+        values = object_of(scalars, "it", ("step",))
         state.step = whole_number(values["step"], "step")
-        state.was_hot = flag(values["was_hot"], "was_hot")
-        state.filled = flag(values["filled"], "filled")
     return read_position(path)
 
 

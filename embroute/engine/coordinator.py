@@ -183,7 +183,7 @@ class Coordinator:
 
     def _drain(self) -> None:
         """Push every update to its shard; copies stay in the caches, clean."""
-        transfers = drain_state(self.state, self.policy.sync.record)
+        transfers = drain_state(self.policy, self.state)
         if self.baseline is not None:
             link_W = row_bytes_W(transfers, self.state.setup)
             self._drained += [*link_W, link_W.sum(), self.baseline.drain()]

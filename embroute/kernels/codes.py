@@ -15,9 +15,6 @@ MARK = 2  # scratch of the step being planned
 TICKET = 3  # its valid ticket in the eviction order, plus one; 0 while the slot was never placed
 NUM_SLOT_FIELDS = 4
 
-# Bounded staleness keeps two clocks of a slot: the shard's at the pull, and the copy's own.
-START, CLOCK = 0, 1
-
 # What a touch needs before the step. A NEW row was never trained: the worker computes its initial
 # value from the seed, and no rank sends it.
 HIT, MISS, STALE, NEW = 0, 1, 2, 3

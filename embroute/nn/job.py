@@ -228,7 +228,7 @@ def _dense_bytes(model: nn.Module, weights: Sequence[torch.Tensor]) -> float:
 
 def _shares_by_speed(policy: Policy, cluster: Cluster) -> tuple[float, ...]:
     """Shares by worker speed where quotas are free and the cost of a sample is unknown."""
-    if not policy.dispatch.free or cluster.compute_s_per_sample:
+    if not policy.dispatch.free_quotas or cluster.compute_s_per_sample:
         return ()
     return tuple(1 / worker.slowness for worker in cluster.workers)
 

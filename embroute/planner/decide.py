@@ -6,7 +6,7 @@ import numpy as np
 
 from embroute.data.window import Window
 from embroute.kernels.array_types import I32
-from embroute.kernels.codes import CLOCK, REPLICA, SLOT_MASK
+from embroute.kernels.codes import REPLICA, SLOT_MASK
 from embroute.kernels.touches import Lookups, touches
 from embroute.planner.interfaces import Assignment, DispatchContext, ExtraRows, Policy, SyncContext
 from embroute.planner.kernels.apply import mark_clean
@@ -22,9 +22,9 @@ def _step_rows(window: Window, extra: ExtraRows, state: State) -> StepRows:
     """The batch's distinct rows, then the rows that a sync adds."""
     now, arena_of = window.now, state.setup.arena_of
     rows_U, before_U, later_U = now.rows_U, now.before_U, now.later_U
-    if extra.hot_next:
+    if len(extra.needed_next):
         later_U = later_U.copy()
-        later_U[state.hot_R[rows_U]] = window.step + 1
+        later_U[extra.needed_next] = window.step + 1
     if len(extra.rows):
         rows_U = np.concatenate([rows_U, extra.rows])
         # Added rows move when replicas are filled or pushed, which waits for the step before.
@@ -90,7 +90,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         updates=updates(context.rows, context.touches, decision, placement),
         moves=cache_moves.moves,
         replica_UW=_replica_slots(context, decision, placement),
-        memory=assignment.memory,
+        lesson=assignment.lesson,
         shared_memory=policy.sync.shared_memory,
     )
     check(plan, state, policy)
@@ -100,18 +100,16 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
 def advance(policy: Policy, state: State, plan: Plan) -> None:
     """Carry a plan out on the state. Only `advance` and `drain_state` change the state."""
     row_store_of(policy).advance(state, plan)
-    policy.dispatch.learn(state, plan)
-    state.was_hot = plan.now.batch.hot
-    state.filled = state.filled or len(state.hot_R) > 0
+    for memory in policy.memories:
+        memory.learn(state, plan)
     state.step = plan.step + 1
 
 
-def drain_state(state: State, record: int) -> Transfers:
+def drain_state(policy: Policy, state: State) -> Transfers:
     """The pushes of a drain, carried out on the state: copies stay, clean."""
-    transfers = drain_transfers(state, record)
+    transfers = drain_transfers(state, policy.sync.record)
     caches = state.caches
-    if len(caches.clock_R):
-        clock = caches.clock_WC2[transfers.worker, transfers.slot, CLOCK]
-        np.maximum.at(caches.clock_R, transfers.row, clock)
+    for memory in policy.memories:
+        memory.learn_drain(state, transfers)
     mark_clean(caches.cells.cell_NW, caches.cells.number_R[transfers.row], transfers.worker)
     return transfers

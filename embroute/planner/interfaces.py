@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from embroute.data.batch import Batch
 from embroute.data.window import Window
-from embroute.kernels.array_types import I32, I64, U8
+from embroute.kernels.array_types import I32, I64, U8, Bools
 from embroute.kernels.codes import VALUE_STATE
 from embroute.kernels.touches import Touches
 from embroute.planner.kernels.cache import CachedCopies, Placement
 from embroute.planner.kernels.eviction import EvictionMoves
-from embroute.planner.kernels.transfers import Decision, StepRows
+from embroute.planner.kernels.transfers import Decision, StepRows, Transfers
 from embroute.planner.plan import Plan
 from embroute.planner.setup import Setup
-from embroute.planner.state import Needs, SearchState, State
+from embroute.planner.state import Memory, State
+
+
+def no_indices() -> I32:
+    """An empty list of indices."""
+    return np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -54,22 +59,20 @@ class SyncContext:
 
 @dataclass(frozen=True)
 class ExtraRows:
-    """Rows that a sync adds to the batch's rows, and the rows of the step that all workers touch.
-
-    `hot_next`: the next step needs every hot row, because it brings the replicas up to date.
-    """
+    """Rows that a sync adds to the batch's rows, and the rows that all workers touch."""
 
     rows: I64
     everywhere: I32  # indices into the batch's distinct rows followed by `rows`
-    hot_next: bool = False
+    # Distinct rows of the batch that the sync will add in the next step.
+    needed_next: I32 = field(default_factory=no_indices)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The worker of each sample; and, if the dispatch looks ahead, its memory for the next step."""
+    """The worker of each sample; and what the dispatch will learn from this step, if it learns."""
 
     worker_S: I32
-    memory: SearchState | None = None
+    lesson: Memory | None = None
 
 
 DispatchFunction = Callable[[DispatchContext], Assignment]
@@ -83,11 +86,45 @@ def as_stored(state: State, rows: StepRows, copies: CachedCopies) -> CachedCopie
 
 def no_extra(window: Window, state: State) -> ExtraRows:
     """Only the batch's own rows take part in the step."""
-    return ExtraRows(np.empty(0, np.int64), np.empty(0, np.int32))
+    return ExtraRows(np.empty(0, np.int64), no_indices())
 
 
 def learn_nothing(state: State, plan: Plan) -> None:
     """The next step is decided without a memory of this one."""
+
+
+def ignore_drain(state: State, transfers: Transfers) -> None:
+    """A drain leaves the memory as it is."""
+
+
+def pin_nothing(state: State) -> Bools | None:
+    """Every copy may be evicted."""
+    return None
+
+
+def no_laws(plan: Plan, state: State) -> Iterator[tuple[str, int]]:
+    """No laws but those of every policy."""
+    yield from ()
+
+
+class RunStart(NamedTuple):
+    """What is known before the first step. `counts_R`: look-ups of each row in a first part."""
+
+    setup: Setup
+    counts_R: I64 | None  # only for policies that regroup samples
+
+
+@dataclass(frozen=True)
+class PartMemory:
+    """What a part of a policy keeps from step to step. Checkpoints save it.
+
+    Parts that declare the same kind share one memory.
+    """
+
+    kind: type[Memory]  # a NamedTuple of arrays
+    init: Callable[[RunStart], Memory]
+    learn: Callable[[State, Plan], None] = learn_nothing  # after each step
+    learn_drain: Callable[[State, Transfers], None] = ignore_drain
 
 
 class Candidate(NamedTuple):
@@ -111,12 +148,10 @@ class Dispatch:
 
     name: str
     choose: DispatchFunction
-    learn: Callable[[State, Plan], None] = learn_nothing  # after each step, into the state
+    memory: PartMemory | None = None
     looks_at_caches: bool = True
-    needs_access: bool = False  # look-ups of each row so far
-    ahead: int = 0  # batches that are assigned before their step
-    timed: bool = False  # whether it learns what each worker waits for
-    free: bool = False  # whether it chooses how many samples each worker gets
+    lookahead: int = 0  # batches that are assigned before their step
+    free_quotas: bool = False  # whether it chooses how many samples each worker gets
     warm_start: WarmStart | None = None
 
 
@@ -127,7 +162,10 @@ class Sync:
     name: str
     decide: Callable[[SyncContext], Decision]
     extra: Callable[[Window, State], ExtraRows] = no_extra
+    memory: PartMemory | None = None
     readable: Readable = as_stored
+    pinned: Callable[[State], Bools | None] = pin_nothing  # rows whose copies never leave
+    laws: Callable[[Plan, State], Iterator[tuple[str, int]]] = no_laws  # as `RowStore.laws`
     record: int = VALUE_STATE  # kind of record that a copy with unpushed updates returns
     bound: int = 0  # updates a read may miss; 0 is exact
     caches: bool = True  # whether copies outlive their step
@@ -152,16 +190,17 @@ class Evict:
     num_buckets: int
     order: Callable[[int], I32]  # step -> buckets in the order in which they lose copies
     moves: Callable[[SyncContext, Decision, Placement], EvictionMoves]
+    memory: PartMemory | None = None
     lookahead: int = 1
 
 
 @dataclass(frozen=True)
 class Regroup:
-    """A stage before the window that changes the order of samples, and its hot set."""
+    """A stage before the window that changes the order of samples."""
 
     name: str
-    choose_hot: Callable[[I64, Setup], I64]  # access counts per row -> ids of hot rows
     stream: Callable[[Iterator[Batch], State], Iterator[Batch]]
+    memory: PartMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +218,7 @@ class Policy:
     @property
     def lookahead(self) -> int:
         """Batches after the current one that its decisions read."""
-        return max(1, self.dispatch.ahead, self.sync.lookahead, self.evict.lookahead)
+        return max(1, self.dispatch.lookahead, self.sync.lookahead, self.evict.lookahead)
 
     @property
     def exact(self) -> bool:
@@ -192,13 +231,7 @@ class Policy:
         return self.regroup is not None
 
     @property
-    def needs(self) -> Needs:
-        """What its parts need in the state."""
-        return Needs(
-            num_buckets=self.evict.num_buckets,
-            clocks=not self.sync.exact,
-            access=self.dispatch.needs_access,
-            ahead=self.dispatch.ahead,
-            timed=self.dispatch.timed,
-            free=self.dispatch.free,
-        )
+    def memories(self) -> list[PartMemory]:
+        """The memories that its parts declare."""
+        parts = (self.dispatch, self.sync, self.evict, self.regroup)
+        return [part.memory for part in parts if part is not None and part.memory is not None]

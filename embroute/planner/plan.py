@@ -17,7 +17,7 @@ from embroute.planner.kernels.cache import CachedCopies, Placement
 from embroute.planner.kernels.eviction import EvictionMoves
 from embroute.planner.kernels.transfers import Decision, StepRows, Transfers, empty_counts, tally
 from embroute.planner.setup import Setup
-from embroute.planner.state import SearchState, State, dirty_rows
+from embroute.planner.state import Memory, State, dirty_rows
 
 
 class PlanError(RuntimeError):
@@ -55,7 +55,7 @@ class Plan:
     updates: Transfers
     moves: EvictionMoves
     replica_UW: I32  # slots at all workers of the rows in replicated_U
-    memory: SearchState | None  # of the dispatch, for the next step
+    lesson: Memory | None  # what the dispatch learns from the step
     counted: Traffic | None = None  # of a pipelined plan: the traffic that says how many chunks
     shared_memory: bool = False  # rows have no slots: they are read and trained at the shards
 

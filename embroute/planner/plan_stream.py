@@ -14,7 +14,7 @@ from embroute.data.batch import Batch
 from embroute.data.window import REMEMBERED, Horizon
 from embroute.kernels.array_types import F64, I64
 from embroute.planner.decide import advance, plan_step
-from embroute.planner.interfaces import Policy, WarmStart
+from embroute.planner.interfaces import Policy, RunStart, WarmStart
 from embroute.planner.plan import Plan, traffic
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
@@ -56,11 +56,11 @@ def _empty(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
     store = row_store_of(policy)
     store.check_hosts(policy, setup.cluster)
     setup = replace(setup, cache=store.cache_size(policy, setup.cache))
-    if policy.regroup is None:
-        return empty_state(setup, policy.needs)
-    if counts_R is None:
+    if policy.regroup is not None and counts_R is None:
         raise ValueError(f"{policy.name} needs access counts to choose its hot rows")
-    return empty_state(setup, policy.needs, policy.regroup.choose_hot(counts_R, setup))
+    known = RunStart(setup, counts_R)
+    memories = {memory.kind: memory.init for memory in policy.memories}
+    return empty_state(setup, policy.evict.num_buckets, [init(known) for init in memories.values()])
 
 
 def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:

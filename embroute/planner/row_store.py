@@ -91,13 +91,7 @@ class CachedRows:
         planning = int(caches.planning[0])
         slots, returned = caches.slot_WCF, cache.RETURNED
         cache.mark(slots, plan.returns.worker, plan.returns.slot, returned, planning)
-        if not policy.exact:
-            shard_U = law_checks.shard_clocks(caches, rows.rows_U, copies.copies_UW)
-            need_T, bound = decision.need_T, policy.sync.bound
-            yield (
-                "4 (bounded staleness)",
-                law_checks.reads_bounded(caches.clock_WC2, touches, need_T, slot_T, shard_U, bound),
-            )
+        yield from policy.sync.laws(plan, state)
         cache.mark(slots, plan.evictions.worker, plan.evictions.slot, returned, planning)
         yield "5 (capacity)", law_checks.slots_apart(caches, rows.arena_U, touches, slot_T)
         touch, law = law_checks.touches_lawful(
@@ -109,11 +103,8 @@ class CachedRows:
             yield "3 (updates home)", touch
 
     def advance(self, state: State, plan: Plan) -> None:
-        """Copies come and go, clocks advance, touched slots move in the eviction order."""
+        """Copies come and go, touched slots move in the eviction order."""
         caches, rows, touches, decision = state.caches, plan.rows, plan.touches, plan.decision
-        if len(caches.clock_R):
-            pushed = apply.LeavingCopies(plan.returns, plan.evictions)
-            apply.advance_clocks(caches, rows, touches, decision, plan.placement, pushed)
         returned = np.take(plan.copies.number_U, decision.return_unique)
         apply.mark_clean(caches.cells.cell_NW, returned, decision.return_worker)
         apply.apply_step(caches, rows, touches, decision, plan.placement, plan.copies)
@@ -179,20 +170,21 @@ def _place_touches(policy: Policy, context: SyncContext) -> Placement:
     request = cache.Request(context.touches, context.cell_T, context.arena_T, order)
     placement = cache.place(caches, request)
     if placement.short[0] >= 0:
-        raise ValueError(_small_cache(context, *placement.short.tolist()))
+        raise ValueError(_small_cache(policy, context, *placement.short.tolist()))
     return placement
 
 
-def _small_cache(context: SyncContext, worker: int, arena: int) -> str:
+def _small_cache(policy: Policy, context: SyncContext, worker: int, arena: int) -> str:
     """Which cache cannot hold the rows of a step, and how many those are."""
     caches, rows, setup = context.state.caches, context.rows, context.state.setup
     first, last = context.touches.first_W[worker : worker + 2]
     touched = context.touches.unique_T[first:last]
     in_arena = rows.arena_U[touched] == arena
     needed, pinned = int(in_arena.sum()), ""
-    if len(context.state.hot_R):
-        hot = int((setup.arena_of(context.state.hot_rows) == arena).sum())
-        cold = in_arena & ~context.state.hot_R[rows.rows_U[touched]]
+    pinned_R = policy.sync.pinned(context.state)
+    if pinned_R is not None:
+        hot = int((setup.arena_of(np.flatnonzero(pinned_R)) == arena).sum())
+        cold = in_arena & ~pinned_R[rows.rows_U[touched]]
         needed, pinned = int(cold.sum()) + hot, f" ({hot} of them replicated)"
     return (
         f"--cache {setup.cache}: worker {worker} needs {needed} rows of width "
@@ -204,12 +196,12 @@ def _small_cache(context: SyncContext, worker: int, arena: int) -> str:
 def _eviction_moves(
     policy: Policy, context: SyncContext, decision: Decision, placement: Placement
 ) -> EvictionMoves:
-    """Buckets of touched copies: dropped copies are free, replicas are pinned."""
+    """Buckets of touched copies: dropped copies are free, some are pinned."""
     moves = policy.evict.moves(context, decision, placement)
-    hot_R = context.state.hot_R
-    if len(hot_R):
-        hot_T = hot_R[context.rows.rows_U[context.touches.unique_T]]
-        moves = _append(moves, context, placement, hot_T, PINNED)
+    pinned_R = policy.sync.pinned(context.state)
+    if pinned_R is not None:
+        pinned_T = pinned_R[context.rows.rows_U[context.touches.unique_T]]
+        moves = _append(moves, context, placement, pinned_T, PINNED)
     if decision.drop_T.any():
         moves = _append(moves, context, placement, decision.drop_T.astype(np.bool_), FREE)
     return moves

@@ -1,18 +1,18 @@
-"""The planner's state: every worker's cache, eviction order and clocks.
+"""The planner's state: every worker's cache and eviction order, and the memories of policies.
 
 Only `advance` and `drain_state` change it. A checkpoint stores the arrays under their field names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from embroute.kernels.array_types import F32, I32, I64, U8, Bools
-from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SHARD_LINK, SLOT_MASK
+from embroute.kernels.array_types import I32, I64, Array
+from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SLOT_MASK
 from embroute.planner.kernels.cache import Caches, Cells
 from embroute.planner.kernels.eviction import empty_lists
 from embroute.planner.setup import Setup
@@ -20,20 +20,13 @@ from embroute.planner.setup import Setup
 MAPPED_BYTES = 1 << 29  # of each large array, mapped before the first step
 
 
-class SearchState(NamedTuple):
-    """The memory of a dispatch that looks ahead. Axis T: batches ahead.
+class Memory(Protocol):
+    """What a policy keeps from step to step: a NamedTuple of arrays, which are changed in place."""
 
-    Empty arrays if the policy does not look ahead.
-    """
+    def _asdict(self) -> dict[str, Array]: ...
 
-    ahead_TS: I32  # planned workers of the next batches' samples; -1 is not chosen yet
-    price_TW: F32  # price of a place at each worker, in those batches
-    affinity_NW: U8  # by row number: each worker's share of a row's recent uses, of 255
-    share_W: F32  # each worker's share of a batch; empty where quotas are fixed
-    weight_PW: F32  # weight of a second in each phase and at the shards; empty likewise
-    range_2W: F32  # least and greatest share of each worker
-    took_1: F32  # mean seconds of recent steps; 0 before the first
-    pace_2: F32  # seconds at the shards' link and elsewhere, without all-reduced rows
+
+M = TypeVar("M", bound=Memory)
 
 
 @dataclass
@@ -42,33 +35,17 @@ class State:
 
     setup: Setup
     caches: Caches
-    hot_R: Bools  # replicated rows; empty where the policy has none
-    access_R: I32  # look-ups so far; empty if the policy does not need them
-    memory: SearchState
+    memories: Mapping[type[Memory], Memory] = field(default_factory=dict)
     step: int = 0
-    was_hot: bool = False  # whether the last batch was a hot one
-    filled: bool = False  # whether the replicas were filled once
-    ranking: npt.NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))  # of tables
 
-    @property
-    def hot_rows(self) -> I64:
-        """Ids of the replicated rows."""
-        return np.flatnonzero(self.hot_R).astype(np.int64)
+    def memory(self, kind: type[M]) -> M:
+        """The memory of this kind, which a part of the policy declares."""
+        memory = self.memories[kind]
+        assert isinstance(memory, kind)
+        return memory
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What the parts of a policy need in the state."""
-
-    num_buckets: int
-    clocks: bool = False
-    access: bool = False
-    ahead: int = 0  # batches that the dispatch assigns before their step
-    timed: bool = False  # whether the dispatch learns what each worker waits for
-    free: bool = False  # whether the dispatch chooses how many samples each worker gets
-
-
-def empty_state(setup: Setup, needs: Needs, hot_rows: I64 | None = None) -> State:
+def empty_state(setup: Setup, num_buckets: int, memories: Sequence[Memory] = ()) -> State:
     """All caches empty. The system commits a page of zeros at its first write."""
     num_rows, capacity_WA = setup.schema.num_rows, setup.capacity_WA
     workers = len(capacity_WA)
@@ -85,54 +62,10 @@ def empty_state(setup: Setup, needs: Needs, hot_rows: I64 | None = None) -> Stat
         first_WA=first_WA,
         capacity_WA=capacity_WA,
         used_WA=np.zeros_like(capacity_WA),
-        eviction=empty_lists(capacity_WA, needs.num_buckets),
+        eviction=empty_lists(capacity_WA, num_buckets),
         planning=np.zeros(1, np.int64),
-        clock_WC2=np.zeros((workers, slots if needs.clocks else 0, 2), np.int32),
-        clock_R=np.zeros(num_rows if needs.clocks else 0, np.int32),
     )
-    hot_R = np.zeros(num_rows if hot_rows is not None else 0, np.bool_)
-    if hot_rows is not None:
-        hot_R[hot_rows] = True
-    access_R = np.zeros(num_rows if needs.access else 0, np.int32)
-    ranking = np.arange(len(setup.schema.tables))
-    memory = _first_memory(setup, needs)
-    return State(setup, caches, hot_R, access_R, memory, ranking=ranking)
-
-
-def _first_memory(setup: Setup, needs: Needs) -> SearchState:
-    """No batch assigned ahead, no prices, no affinity; first shares and weights, if learnt."""
-    samples, workers = setup.batch_size if needs.ahead else 0, setup.num_workers
-    numbers = setup.schema.num_rows + 1 if needs.ahead else 0
-    share_W, range_2W = np.empty(0, np.float32), np.empty((0, workers), np.float32)
-    weight_PW = np.ones((SHARD_LINK + 1 if needs.timed else 0, workers), np.float32)
-    weight_PW[SHARD_LINK:] = 0
-    if needs.timed and needs.free and not setup.shares:
-        share_W = first_shares(setup)
-        range_2W = np.repeat(np.array([[0], [1]], np.float32), workers, 1)
-    elif needs.timed:
-        # Shares that the user names, and equal shares, stay as they are.
-        share_W = np.array(setup.shares or np.ones(workers), np.float32)
-        share_W /= share_W.sum()
-        range_2W = np.stack([share_W, share_W])
-    return SearchState(
-        ahead_TS=np.full((needs.ahead, samples), -1, np.int32),
-        price_TW=np.zeros((needs.ahead, workers), np.float32),
-        affinity_NW=np.zeros((numbers, workers), np.uint8),
-        share_W=share_W,
-        weight_PW=weight_PW,
-        range_2W=range_2W,
-        took_1=np.zeros(1, np.float32),
-        pace_2=np.zeros(2 if needs.timed else 0, np.float32),
-    )
-
-
-def first_shares(setup: Setup) -> F32:
-    """Shares in proportion to speed, if each sample pulls and pushes a quarter of its rows."""
-    lookups = max(1, setup.schema.num_fields)
-    transfers_W = lookups / 4 * 2 * setup.row_seconds_AW.mean(0)
-    seconds_W = np.maximum(setup.cluster.compute_s_W, 1e-12) + transfers_W
-    share_W: F32 = (1 / seconds_W / (1 / seconds_W).sum()).astype(np.float32)
-    return share_W
+    return State(setup, caches, {type(memory): memory for memory in memories})
 
 
 def _aligned_zeros(num_rows: int, width: int) -> I32:

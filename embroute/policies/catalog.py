@@ -23,10 +23,10 @@ from embroute.policies.dispatch.block import block, round_robin
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.dispatch.herald import herald
 from embroute.policies.embroute.dispatch import search_dispatch
-from embroute.policies.embroute.problem import SearchOptions
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
+from embroute.policies.embroute.search_state import SearchOptions
 from embroute.policies.evict import clairvoyant, lfu, light_lfu, lru, stale_first
-from embroute.policies.regroup import SwapSchedule, by_count, by_theory, regroup
+from embroute.policies.regroup import SwapSchedule, by_count, by_theory, hot_memory, regroup
 from embroute.policies.sync.bounded import bounded
 from embroute.policies.sync.on_demand import on_demand, pipelined_on_demand, until_last_use
 from embroute.policies.sync.replicated import always_replicated, swapped
@@ -131,7 +131,7 @@ def _regroup(name: str, options: Options, rate: float) -> Regroup:
         return regroup(batches, state, schedule)
 
     choose = by_count(hot) if name == "fae" else by_theory(hot)
-    return Regroup(name, choose, stream)
+    return Regroup(name, stream, hot_memory(choose))
 
 
 def _fae(options: Options) -> Policy:

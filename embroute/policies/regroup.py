@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from embroute.cost.hot_rows import Draws, best_hot
 from embroute.data.batch import Batch, concat
 from embroute.kernels.array_types import I64, Bools
 from embroute.kernels.codes import VALUE_STATE
+from embroute.planner.interfaces import PartMemory, RunStart
+from embroute.planner.plan import Plan
 from embroute.planner.setup import Setup, slots_by_arena
 from embroute.planner.state import State
 
@@ -33,6 +36,37 @@ class SwapSchedule:
     buffer: int = 32
     shuffle: bool = False
     seed: int = 0
+
+
+class HotRows(NamedTuple):
+    """The replicated rows, and where the swaps between hot and cold batches stand."""
+
+    hot_R: Bools
+    was_hot: Bools  # one flag: whether the last batch was a hot one
+    filled: Bools  # one flag: whether the replicas were filled once
+
+    @property
+    def rows(self) -> I64:
+        """Ids of the replicated rows."""
+        return np.flatnonzero(self.hot_R).astype(np.int64)
+
+
+def hot_memory(choose: Callable[[I64, Setup], I64]) -> PartMemory:
+    """The memory of a hot set that is chosen once, from look-ups of each row."""
+
+    def init(start: RunStart) -> HotRows:
+        assert start.counts_R is not None
+        hot_R = np.zeros(start.setup.schema.num_rows, np.bool_)
+        hot_R[choose(start.counts_R, start.setup)] = True
+        return HotRows(hot_R, np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+
+    return PartMemory(HotRows, init, _learn_swaps)
+
+
+def _learn_swaps(state: State, plan: Plan) -> None:
+    memory = state.memory(HotRows)
+    memory.was_hot[0] = plan.now.batch.hot
+    memory.filled[0] = True
 
 
 def hot_samples(batch: Batch, hot_R: Bools) -> Bools:
@@ -87,7 +121,7 @@ def regroup(batches: Iterator[Batch], state: State, schedule: SwapSchedule) -> I
         read = [batch for _, batch in zip(range(schedule.buffer), batches, strict=False)]
         last = len(read) < schedule.buffer
         for batch in read:
-            is_hot = hot_samples(batch, state.hot_R)
+            is_hot = hot_samples(batch, state.memory(HotRows).hot_R)
             cold.append(batch.take(np.flatnonzero(~is_hot)))
             hot.append(batch.take(np.flatnonzero(is_hot)))
         cold_batches, cold = _cut(_pooled(cold, schedule, round_number), batch_size, last)

@@ -34,6 +34,7 @@ from embroute.kernels.codes import (
 )
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
+from embroute.policies.regroup import HotRows
 from embroute.simulate.simulation import Outcome, Workload, measure, start_simulation, with_workers
 
 REFERENCE_POLICY = "vanilla"
@@ -346,7 +347,8 @@ def hot_rows(constraints: Constraints, choice: Configuration) -> int:
     policy = make_policy(choice.policy)
     if not policy.regroup:
         return 0
-    return len(start_simulation(policy, workload_of(constraints, choice, FULL_SPAN)).hot_rows)
+    state = start_simulation(policy, workload_of(constraints, choice, FULL_SPAN))
+    return len(state.memory(HotRows).rows)
 
 
 def only_fast(constraints: Constraints, advices: list[Recommendation]) -> str | None:

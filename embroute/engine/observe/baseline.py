@@ -42,5 +42,5 @@ class BaselineTraffic:
         """Row bytes of pushing every update to its shard."""
         if self.failed:
             return 0
-        transfers = drain_state(self.state, self.policy.sync.record)
+        transfers = drain_state(self.policy, self.state)
         return int(row_bytes_W(transfers, self.state.setup).sum())

@@ -1,22 +1,16 @@
-"""The caches after a step: copies come and go, clocks advance.
+"""The caches after a step: copies come and go.
 
 Axes: W workers, C slots, R rows, U distinct rows of the step, T touches.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
 from embroute.kernels.array_types import I32, I64, U8
 from embroute.kernels.codes import (
-    CLOCK,
     DIRTY,
     EXCLUSIVE,
     FILL,
     FRESH,
-    HIT,
     LOCAL,
     NOTHING,
     REPLICA,
@@ -24,7 +18,6 @@ from embroute.kernels.codes import (
     SEVERAL,
     SHARED,
     SLOT_MASK,
-    START,
     UNHELD,
     USED,
 )
@@ -32,7 +25,7 @@ from embroute.kernels.jit import inlined, kernel
 from embroute.kernels.memory import AHEAD, index, nonzero, prefetch
 from embroute.kernels.touches import Touches
 from embroute.planner.kernels.cache import CachedCopies, Caches, Cells, Placement
-from embroute.planner.kernels.transfers import Decision, StepRows, Transfers
+from embroute.planner.kernels.transfers import Decision, StepRows
 
 
 @kernel
@@ -157,63 +150,3 @@ def drop_copies(caches: Caches, rows: StepRows, touches: Touches, drop_T: U8) ->
         if drop_T[t]:
             number = cells.number_R[index(rows_U[index(unique_T[t])])]
             cells.cell_NW[index(number), index(worker_T[t])] = 0
-
-
-class LeavingCopies(NamedTuple):
-    """Pushes before a step's updates: returns arrive before its reads, evictions may be later."""
-
-    returns: Transfers
-    evictions: Transfers
-
-
-@kernel
-def advance_clocks(
-    caches: Caches,
-    rows: StepRows,
-    touches: Touches,
-    decision: Decision,
-    placement: Placement,
-    pushed: LeavingCopies,
-) -> None:
-    """Advance the clocks by a step."""
-    returned, evicted = pushed
-    clocks, clock_R, rows_U = caches.clock_WC2, caches.clock_R, rows.rows_U
-    worker_T, unique_T, need_T = touches.worker_T, touches.unique_T, decision.need_T
-    for i in range(len(returned.row)):
-        clock = clocks[returned.worker[i], returned.slot[i], CLOCK]
-        clock_R[returned.row[i]] = max(clock_R[returned.row[i]], clock)
-    # Read before the loop below gives these slots to other rows; written after it, because
-    # evictions may reach the shard after the step's reads.
-    left = np.empty(len(evicted.row), np.int32)
-    for i in range(len(left)):
-        left[i] = clocks[evicted.worker[i], evicted.slot[i], CLOCK]
-    slot_T = placement.slot_T
-    for t in range(len(slot_T)):
-        w, slot = worker_T[t], slot_T[t]
-        if need_T[t] != HIT:
-            clock = clock_R[rows_U[unique_T[t]]]
-            clocks[w, slot, START] = clock
-            clocks[w, slot, CLOCK] = clock
-        clocks[w, slot, CLOCK] += 1
-    for i in range(len(left)):
-        clock_R[evicted.row[i]] = max(clock_R[evicted.row[i]], left[i])
-
-
-@kernel
-def learn_affinity(affinity_NW: U8, number_R: I32, touches: Touches, rows_U: I64) -> None:
-    """Move each row's affinity a quarter of the way towards the workers that used it.
-
-    Shares sum to at most 255: three quarters of the old ones, and 63 over the workers of this step.
-    """
-    first_U, of_row_T, worker_T = touches.first_U, touches.of_row_T, touches.worker_T
-    num_workers = affinity_NW.shape[1]
-    for u in range(len(rows_U)):
-        first, last = index(first_U[u]), index(first_U[u + 1])
-        if first == last:
-            continue
-        n, share = index(number_R[index(rows_U[u])]), 63 // (last - first)
-        for w in range(num_workers):
-            old = np.int64(affinity_NW[n, index(w)])
-            affinity_NW[n, index(w)] = (3 * old) >> 2
-        for i in range(first, last):
-            affinity_NW[n, index(worker_T[index(of_row_T[i])])] += share

@@ -54,8 +54,6 @@ class Caches(NamedTuple):
     used_WA: I64  # slots handed out so far
     eviction: EvictionLists
     planning: I64  # scratch: one number, counting calls of plan_step
-    clock_WC2: I32  # bounded staleness: START and CLOCK of a slot; empty for exact policies
-    clock_R: I32  # bounded staleness: the shard's clock of each row
 
 
 class CachedCopies(NamedTuple):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embroute.kernels.array_types import I32, I64, U8
+from embroute.kernels.array_types import I32, U8
 from embroute.kernels.codes import (
-    CLOCK,
     DIRTY,
     EXCLUSIVE,
     FRESH,
@@ -24,7 +23,6 @@ from embroute.kernels.codes import (
     SEVERAL,
     SHARED,
     SLOT_MASK,
-    START,
     UNHELD,
 )
 from embroute.kernels.jit import kernel
@@ -162,36 +160,4 @@ def updates_returned(
             pushed = marked(slots, index(k), index((cell & SLOT_MASK) - 1), RETURNED, planning)
             if not pushed and not _all_replicas(touches, decision, u):
                 return int(of_row_T[first])
-    return -1
-
-
-@kernel
-def shard_clocks(caches: Caches, rows_U: I64, copies_UW: I32) -> I64:
-    """The shard's clock of each row once the step's returns have landed."""
-    slots, planning = caches.slot_WCF, caches.planning[0]
-    out_U = np.empty(len(rows_U), np.int64)
-    for u in range(len(rows_U)):
-        clock = np.int64(caches.clock_R[rows_U[u]])
-        for k in range(copies_UW.shape[1]):
-            slot = (copies_UW[u, k] & SLOT_MASK) - 1
-            if slot >= 0 and marked(slots, k, slot, RETURNED, planning):
-                clock = max(clock, np.int64(caches.clock_WC2[k, slot, CLOCK]))
-        out_U[u] = clock
-    return out_U
-
-
-@kernel
-def reads_bounded(
-    clock_WC2: I32, touches: Touches, need_T: U8, slot_T: I32, shard_U: I64, bound: int
-) -> int:
-    """Law 4: a copy used without a pull is within the bound, on both sides."""
-    worker_T, unique_T = touches.worker_T, touches.unique_T
-    for t in range(len(need_T)):
-        if need_T[t] != HIT:
-            continue
-        w, slot = worker_T[t], slot_T[t]
-        clock = clock_WC2[w, slot, CLOCK]
-        unpushed = clock > clock_WC2[w, slot, START] + bound
-        if unpushed or shard_U[unique_T[t]] > clock + bound:
-            return t
     return -1

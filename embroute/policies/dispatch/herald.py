@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from embroute.kernels.array_types import F64, I32, I64
 from embroute.kernels.codes import FRESH, NO_HOLDER, ROW
 from embroute.kernels.jit import kernel
-from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext
+from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext, PartMemory, RunStart
 from embroute.planner.plan import Plan
 from embroute.planner.state import State, held_slots
 
@@ -68,7 +70,7 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
         now, setup = context.window.now, context.state.setup
         only_U = context.copies.only_U
         if 0 < tables < len(setup.schema.tables):
-            scored = context.state.ranking[:tables]
+            scored = context.state.memory(Infrequency).ranking[:tables]
             left_out = ~np.isin(setup.table_of(context.rows.rows_U), scored)
             only_U = np.where(left_out, NO_HOLDER, only_U).astype(np.int32)
         offsets = now.batch.sample_offsets
@@ -76,12 +78,23 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
         first = context.window.step % len(context.quotas_W) if ties == "rotate" else 0
         return Assignment(_greedy(score_SW, context.quotas_W, first))
 
-    if tables:
-        return Dispatch("herald", choose, learn_infrequency, needs_access=True)
-    return Dispatch("herald", choose)
+    memory = PartMemory(Infrequency, _nothing_counted, learn_infrequency) if tables else None
+    return Dispatch("herald", choose, memory)
 
 
 RANKING_PERIOD = 64  # steps between two rankings; a ranking reads every cached row
+
+
+class Infrequency(NamedTuple):
+    """Look-ups of each row so far, and the tables in the order of their infrequency."""
+
+    access_R: I32
+    ranking: npt.NDArray[np.intp]
+
+
+def _nothing_counted(start: RunStart) -> Infrequency:
+    schema = start.setup.schema
+    return Infrequency(np.zeros(schema.num_rows, np.int32), np.arange(len(schema.tables)))
 
 
 @kernel
@@ -93,9 +106,10 @@ def _count_lookups(access_R: I32, rows: I64) -> None:
 
 def learn_infrequency(state: State, plan: Plan) -> None:
     """Count the step's look-ups by row; rank the tables now and then."""
-    _count_lookups(state.access_R, plan.now.batch.rows)
+    memory = state.memory(Infrequency)
+    _count_lookups(memory.access_R, plan.now.batch.rows)
     if plan.step % RANKING_PERIOD == 0:
-        state.ranking = ranked_tables(state, int(plan.samples_W.max()))
+        memory.ranking[:] = ranked_tables(state, int(plan.samples_W.max()))
 
 
 def degrees(state: State, samples_per_worker: int) -> F64:
@@ -105,12 +119,13 @@ def degrees(state: State, samples_per_worker: int) -> F64:
     """
     num_tables = len(state.setup.schema.tables)
     cached, rare = np.zeros(num_tables), np.zeros(num_tables)
+    access_R = state.memory(Infrequency).access_R
     for worker in range(state.setup.num_workers):
         slots, _ = held_slots(state, worker)
         rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
         tables = state.setup.table_of(rows)
         cached += np.bincount(tables, minlength=num_tables)
-        seldom = state.access_R[rows] < samples_per_worker
+        seldom = access_R[rows] < samples_per_worker
         rare += np.bincount(tables[seldom], minlength=num_tables)
     return np.where(cached > 0, rare / np.maximum(cached, 1), 1.0)
 

@@ -18,10 +18,8 @@ from embroute.cost.step_time import allreduce_seconds
 from embroute.kernels.array_types import F32, I32, I64
 from embroute.planner.interfaces import DispatchContext
 from embroute.planner.setup import Setup
-from embroute.planner.state import SearchState, first_shares
 from embroute.policies.embroute.forecast import Forecast, forecast_steps, mean_step_s
 from embroute.policies.embroute.problem import (
-    SearchOptions,
     WindowProblem,
     build_problem,
     prices,
@@ -37,6 +35,7 @@ from embroute.policies.embroute.search import (
     next_state,
     refit,
 )
+from embroute.policies.embroute.search_state import SearchOptions, SearchState, first_shares
 
 WARM_START_STEPS = 40  # on which subsets are simulated before the first step
 TRIAL_EFFORT = 1400  # of each round of a trial, at most
@@ -58,7 +57,7 @@ def is_comparison_due(context: DispatchContext, options: SearchOptions) -> bool:
     if not changes or context.window.step < WARM_START_STEPS:
         return False
     halves, rest = divmod(context.window.step, max(1, (options.ahead + 1) // 2))
-    least_W, most_W = context.state.memory.range_2W
+    least_W, most_W = context.state.memory(SearchState).range_2W
     is_power_of_two = not halves & (halves - 1)
     return bool((least_W != most_W).any()) and not rest and is_power_of_two
 
@@ -253,7 +252,8 @@ def least_step_s(active: I64, batch: int, setup: Setup) -> float:
 
 def _rivals(context: DispatchContext, options: SearchOptions, present: I64) -> list[I64]:
     """Other subsets that may take over, if their compute alone is not too long."""
-    setup, step_s = context.state.setup, float(context.state.memory.took_1[0]) or np.inf
+    setup, memory = context.state.setup, context.state.memory(SearchState)
+    step_s = float(memory.took_1[0]) or np.inf
     batch = len(context.window.now.batch)
     return [
         active
@@ -266,7 +266,7 @@ def _rivals(context: DispatchContext, options: SearchOptions, present: I64) -> l
 
 def choose_first_workers(context: DispatchContext, options: SearchOptions) -> SearchState:
     """The state with which a run starts: its active workers, with the window dispatched."""
-    memory, setup = context.state.memory, context.state.setup
+    memory, setup = context.state.memory(SearchState), context.state.setup
     start = _with_active(memory, np.array(options.initial_workers, np.int64), options, setup)
     if not options.change_workers:
         return start
@@ -275,7 +275,7 @@ def choose_first_workers(context: DispatchContext, options: SearchOptions) -> Se
 
 def choose_workers_again(context: DispatchContext, options: SearchOptions) -> SearchState:
     """The state of the best subset; the present one stays unless another is clearly better."""
-    memory, setup = context.state.memory, context.state.setup
+    memory, setup = context.state.memory(SearchState), context.state.setup
     present = np.flatnonzero(memory.range_2W[1] > 0)
     best = _with_active(memory, present, options, setup)
     rivals = _rivals(context, options, present)

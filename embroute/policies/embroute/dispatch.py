@@ -17,11 +17,17 @@ import numpy as np
 from embroute.cost.step_time import step_time
 from embroute.kernels.array_types import I32, I64
 from embroute.kernels.touches import Lookups, touches
-from embroute.planner.interfaces import Assignment, Candidate, Dispatch, DispatchContext, WarmStart
-from embroute.planner.kernels.apply import learn_affinity
+from embroute.planner.interfaces import (
+    Assignment,
+    Candidate,
+    Dispatch,
+    DispatchContext,
+    PartMemory,
+    WarmStart,
+)
 from embroute.planner.plan import Plan, touched_rows, traffic
 from embroute.planner.setup import Setup, split_quotas
-from embroute.planner.state import SearchState, State
+from embroute.planner.state import State
 from embroute.policies.dispatch.block import block
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.embroute.active_workers import (
@@ -36,7 +42,6 @@ from embroute.policies.embroute.active_workers import (
     worker_subsets,
 )
 from embroute.policies.embroute.problem import (
-    SearchOptions,
     WindowProblem,
     build_problem,
     pace_effort,
@@ -46,6 +51,12 @@ from embroute.policies.embroute.problem import (
 from embroute.policies.embroute.quotas import balance_shares, clip_shares, samples_that_fit
 from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
 from embroute.policies.embroute.search import anneal_window, enforce_quotas, next_state
+from embroute.policies.embroute.search_state import (
+    SearchOptions,
+    SearchState,
+    first_search,
+    learn_affinity,
+)
 
 WARM_START_EFFORT = 300  # with which subsets of workers are simulated before the first step
 
@@ -91,29 +102,31 @@ def _dispatch_that_fits(
 
 def learn_from_step(state: State, plan: Plan) -> None:
     """Keep the search's state for the next step, and learn from how long this step took."""
-    if plan.memory is None:
+    lesson, memory = plan.lesson, state.memory(SearchState)
+    if lesson is None:
         return
     # Chosen again as the sync chose: before the memory changes.
-    reduction = choose_reduced_rows(plan.now, state.setup, state.memory)
-    for name in SearchState._fields:
+    reduction = choose_reduced_rows(plan.now, state.setup, memory)
+    for name, array in lesson._asdict().items():
         if name != "affinity_NW":  # as the step leaves it, below
-            getattr(state.memory, name)[:] = getattr(plan.memory, name)
-    if len(state.memory.share_W):
+            getattr(memory, name)[:] = array
+    if len(memory.share_W):
         capacity_WA = state.caches.capacity_WA
         time = step_time(traffic(plan, state.setup), state.setup.cluster)
         rows_WA = touched_rows(plan.touches, plan.rows.arena_U, capacity_WA.shape)
         room_W = samples_that_fit(rows_WA, capacity_WA, plan.samples_W)
-        balance_shares(time, plan.samples_W, state.memory, room_W)
-        learn_pace(state.memory, time, reduction)
+        balance_shares(time, plan.samples_W, memory, room_W)
+        learn_pace(memory, time, reduction)
     number_R = state.caches.cells.number_R
-    learn_affinity(state.memory.affinity_NW, number_R, plan.touches, plan.rows.rows_U)
+    learn_affinity(memory.affinity_NW, number_R, plan.touches, plan.rows.rows_U)
 
 
 def search_dispatch(options: SearchOptions) -> Dispatch:
     """Minimise the transfers of all batches of the window, counting shared rows once."""
 
     def choose(context: DispatchContext) -> Assignment:
-        memory, setup, step = context.state.memory, context.state.setup, context.window.step
+        memory, setup = context.state.memory(SearchState), context.state.setup
+        step = context.window.step
         samples = len(context.window.now.batch)
         if setup.num_workers == 1 or not samples:
             return block().choose(context)
@@ -139,10 +152,9 @@ def search_dispatch(options: SearchOptions) -> Dispatch:
     return Dispatch(
         "sharing",
         choose,
-        learn_from_step,
-        ahead=max(1, options.ahead),
-        timed=options.minimize_time,
-        free=options.free_quotas,
+        PartMemory(SearchState, lambda start: first_search(start.setup, options), learn_from_step),
+        lookahead=max(1, options.ahead),
+        free_quotas=options.free_quotas,
         warm_start=warm_start,
     )
 

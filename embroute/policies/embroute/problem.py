@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from embroute.kernels.codes import EARLY, GRADIENT, LATE, SHARD_LINK, URGENT, VA
 from embroute.planner.interfaces import DispatchContext
 from embroute.planner.kernels.cache import CachedCopies, find_copies
 from embroute.planner.setup import Setup, split_quotas
-from embroute.planner.state import SearchState
 from embroute.policies.embroute.anneal import (
     FORBIDDEN,
     Groups,
@@ -32,6 +31,7 @@ from embroute.policies.embroute.anneal import (
     samples_by_use,
 )
 from embroute.policies.embroute.row_allreduce import NO_REDUCTION, Reduction, choose_reduced_rows
+from embroute.policies.embroute.search_state import SearchOptions, SearchState
 from embroute.policies.embroute.uses import (
     ALONE,
     CHUNK,
@@ -70,23 +70,6 @@ USE_PHASES = (  # by kind of use
 )
 BUSY_KIND = 3  # the kind of use of a row that every step uses
 MAX_PRICE_CLASSES = 256  # a price class is one byte
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """What users choose about the search, and what a run's start decides."""
-
-    effort: int = 2400  # look-ups to read in a step, for each sample of its batch
-    ahead: int = 14  # batches dispatched together besides the current one
-    paced: bool = False  # no more effort than a core has time for in a step
-    max_window: int = 110_000  # look-ups times chunks of workers of a window: what CPU caches hold
-    minimize_time: bool = True  # step time; otherwise the sum of all transfers
-    free_quotas: bool = True  # quotas follow from the time workers take
-    initial_workers: tuple[int, ...] = ()  # active at the start; none: all
-    change_workers: bool = True  # whether other workers may become active
-    floor: tuple[float, ...] = (0.0,)  # least share of a batch, for every worker or for each
-    ceiling: tuple[float, ...] = (1.0,)  # largest share, likewise
-    local_init: bool = True  # workers compute untrained rows instead of pulling them
 
 
 class WindowProblem(NamedTuple):

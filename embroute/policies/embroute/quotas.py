@@ -16,7 +16,7 @@ from embroute.cost.pipeline import pulls_s, pushes_s
 from embroute.cost.step_time import StepTime
 from embroute.kernels.array_types import F32, F64, I64
 from embroute.kernels.jit import inlined, kernel
-from embroute.planner.state import SearchState
+from embroute.policies.embroute.search_state import SearchState
 
 LEARNING_RATE = 0.2  # part of the way to the best shares that one step goes
 SHARPNESS = 8  # how much more the slowest worker counts than one a little faster

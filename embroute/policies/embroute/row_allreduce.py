@@ -32,7 +32,8 @@ from embroute.kernels.touches import Touches
 from embroute.planner.interfaces import ExtraRows, Sync, SyncContext
 from embroute.planner.kernels.transfers import Decision
 from embroute.planner.setup import Setup
-from embroute.planner.state import SearchState, State
+from embroute.planner.state import State
+from embroute.policies.embroute.search_state import SearchState
 from embroute.policies.sync.on_demand import decide_on_demand
 
 WORTHWHILE = 0.97  # of a step's time, at most, for rows to be all-reduced
@@ -165,7 +166,7 @@ def on_demand_with_allreduce(local_init: bool = True) -> Sync:
     """Push on demand, pipelined; all-reduce rows where that relieves the slowest link."""
 
     def extra(window: Window, state: State) -> ExtraRows:
-        reduced = choose_reduced_rows(window.now, state.setup, state.memory).rows
+        reduced = choose_reduced_rows(window.now, state.setup, state.memory(SearchState)).rows
         return ExtraRows(np.empty(0, np.int64), reduced)
 
     decide = partial(_decide, local_init=local_init)

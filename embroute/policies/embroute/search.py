@@ -9,7 +9,6 @@ import numpy as np
 
 from embroute.kernels.array_types import F32, I32
 from embroute.kernels.jit import kernel
-from embroute.planner.state import SearchState
 from embroute.policies.embroute.anneal import (
     FORBIDDEN,
     GUMBEL,
@@ -24,10 +23,10 @@ from embroute.policies.embroute.anneal import (
 from embroute.policies.embroute.problem import (
     BUILD_EFFORT,
     GROUP_EFFORT,
-    SearchOptions,
     WindowProblem,
     lookups_to_read,
 )
+from embroute.policies.embroute.search_state import SearchOptions, SearchState
 from embroute.policies.embroute.uses import COSTS, Uses, move_lookups, sample_lookups
 
 # Noise, stiffness and rate are in units of the mean price of a row.

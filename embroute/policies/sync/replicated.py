@@ -14,6 +14,7 @@ from embroute.planner.interfaces import ExtraRows, Sync, SyncContext, no_extra
 from embroute.planner.kernels.cache import Cells, cell_of, classify_needs
 from embroute.planner.kernels.transfers import Decision
 from embroute.planner.state import State
+from embroute.policies.regroup import HotRows
 from embroute.policies.sync.decision import make_decision
 from embroute.policies.sync.write_through import decide_write_through
 
@@ -40,12 +41,16 @@ def _somewhere(cells: Cells, rows: I64, bit: int) -> Bools:
     return out
 
 
+def _hot(state: State) -> Bools:
+    return state.memory(HotRows).hot_R
+
+
 def _fill(window: Window, state: State, with_batch: bool = True) -> ExtraRows:
     """Pull the hot rows that some worker lacks or has stale; `with_batch`: also the batch's."""
     cells, now = state.caches.cells, window.now
-    hot = state.hot_rows
+    hot = state.memory(HotRows).rows
     lacking = hot[_not_everywhere(cells, hot, FRESH)]
-    lacking_R = np.zeros(len(state.hot_R), np.bool_)
+    lacking_R = np.zeros(state.setup.schema.num_rows, np.bool_)
     lacking_R[lacking] = True
     looked_up = np.flatnonzero(lacking_R[now.rows_U])
     lacking_R[now.rows_U] = False
@@ -58,7 +63,7 @@ def _fill(window: Window, state: State, with_batch: bool = True) -> ExtraRows:
 
 def _unpushed(window: Window, state: State) -> ExtraRows:
     """Hot rows whose newest value only the replicas have and the batch does not touch."""
-    hot = state.hot_rows
+    hot = state.memory(HotRows).rows
     dirty = hot[_somewhere(state.caches.cells, hot, DIRTY)]
     return ExtraRows(np.setdiff1d(dirty, window.now.rows_U), np.empty(0, np.int32))
 
@@ -86,20 +91,23 @@ def swapped() -> Sync:
     """
 
     def swap(window: Window, state: State) -> ExtraRows:
-        hot = window.now.batch.hot
-        if hot and not state.was_hot:
+        hot, memory = window.now.batch.hot, state.memory(HotRows)
+        if hot and not memory.was_hot:
             return _fill(window, state)
-        if not state.filled:
+        if not memory.filled:
             return _fill(window, state, with_batch=False)
-        if state.was_hot and not hot:
+        if memory.was_hot and not hot:
             return _unpushed(window, state)
         return no_extra(window, state)
 
     def extra(window: Window, state: State) -> ExtraRows:
         hot_next = bool(window.ahead) and window.ahead[0].batch.hot
         # The other workers pull at the swap; a single worker has the newest copies itself.
-        pulled_next = hot_next and not window.now.batch.hot and state.setup.num_workers > 1
-        return replace(swap(window, state), hot_next=pulled_next)
+        added = swap(window, state)
+        if not hot_next or window.now.batch.hot or state.setup.num_workers == 1:
+            return added
+        hot_U = state.memory(HotRows).hot_R[window.now.rows_U]
+        return replace(added, needed_next=np.flatnonzero(hot_U).astype(np.int32))
 
     def decide(context: SyncContext) -> Decision:
         if context.window.now.batch.hot:
@@ -114,7 +122,7 @@ def swapped() -> Sync:
             return_unique=unique,
         )
 
-    return Sync("swapped", decide, extra=extra, replicates=True)
+    return Sync("swapped", decide, extra=extra, pinned=_hot, replicates=True)
 
 
 def always_replicated() -> Sync:
@@ -125,15 +133,15 @@ def always_replicated() -> Sync:
     """
 
     def extra(window: Window, state: State) -> ExtraRows:
-        return no_extra(window, state) if state.filled else _fill(window, state)
+        return no_extra(window, state) if state.memory(HotRows).filled else _fill(window, state)
 
     def decide(context: SyncContext) -> Decision:
         touches, looked_up = context.touches, len(context.window.now.rows_U)
         need_T = classify_needs(context.cell_T, FRESH)
-        cold_T = ~context.state.hot_R[context.rows.rows_U[touches.unique_T]]
+        cold_T = ~_hot(context.state)[context.rows.rows_U[touches.unique_T]]
         mode_T = np.where(touches.unique_T >= looked_up, FILL, REPLICA)
         mode_T = np.where(cold_T, SHARED, mode_T).astype(np.uint8)
         push_T = np.where(cold_T, GRADIENT, NOTHING).astype(np.uint8)
         return make_decision(need_T, mode_T, push_T)._replace(drop_T=cold_T.astype(np.uint8))
 
-    return Sync("replicated", decide, extra=extra, replicates=True)
+    return Sync("replicated", decide, extra=extra, pinned=_hot, replicates=True)
