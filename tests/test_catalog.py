@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from embroute.data.online_retail import RetailSource
 from embroute.kernels.array_types import F64, I32, I64
 from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
-from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, PolicyEntry, make_policy
+from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, Factory, make_policy
 from embroute.policies.dispatch.esd import hybrid
 from embroute.simulate.simulation import Workload, measure_named, simulate
 from tests.sizes import sized
@@ -56,26 +57,27 @@ def job_of(optimizer: str = "sgd") -> Workload:
     return Workload(SOURCE, setup, steps=6, warmup=2)
 
 
-def options_of(name: str, entry: PolicyEntry) -> list[str]:
+def texts_of(name: str, factory: Factory) -> list[str]:
     """The name alone, with each option by key, with all options by key, and by position."""
     values = VALUES.get(name, {})
-    assert set(entry.options) <= set(values), f"no test value for an option of {name}"
-    by_key = [f"{key}={values[key]}" for key in entry.options]
+    options = list(signature(factory).parameters)
+    assert set(options) <= set(values), f"no test value for an option of {name}"
+    by_key = [f"{key}={values[key]}" for key in options]
     texts = [name, *(f"{name}({option})" for option in by_key)]
     if by_key:
         texts += [
             f"{name}({', '.join(by_key)})",
-            f"{name}({','.join(values[key] for key in entry.options)})",
+            f"{name}({','.join(values[key] for key in options)})",
         ]
     return texts
 
 
-SYSTEM_TEXTS = [text for name, entry in SYSTEMS.items() for text in options_of(name, entry)]
+SYSTEM_TEXTS = [text for name, factory in SYSTEMS.items() for text in texts_of(name, factory)]
 PART_TEXTS = [
     f"{kind}={text}"
     for kind, entries in KINDS.items()
-    for name, entry in entries.items()
-    for text in options_of(name, entry)
+    for name, factory in entries.items()
+    for text in texts_of(name, factory)
 ]
 
 
@@ -182,7 +184,7 @@ NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-p
         ("esd(much)", "esd: alpha must be a number, got 'much'"),
         ("esd(1, ties=first)", "esd: ties must be block or any, got 'first'"),
         ("herald(ties=any)", "herald: ties must be rotate or first, got 'any'"),
-        ("herald(0)", "herald: tables must be between 1 and"),
+        ("herald(0)", "herald: tables, if not all, must be between 1 and"),
         ("het(-1)", "het: bound must be between 0 and"),
         ("het(1.5)", "het: bound must be a whole number, got 1.5"),
         ("het(order=fifo)", "order must be one of lru, lfu, light-lfu, got 'fifo'"),

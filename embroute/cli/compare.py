@@ -15,6 +15,7 @@ from embroute.cli.options import (
 )
 from embroute.cli.outputs import Outputs, comparison_table, output_options, subsets
 from embroute.config.progress import progress_bar
+from embroute.config.signature import first_line, options_of
 from embroute.config.spec import shown, split_outside
 from embroute.data.open import DataOptions, naming, open_source
 from embroute.policies.catalog import LOWER_BOUND, SYSTEMS, make_policy, policy_of
@@ -90,10 +91,8 @@ def measure_all(names: list[str], job: Workload) -> tuple[list[PolicyResult], di
 _EPILOG = (
     "Policies: "
     + "; ".join(
-        f"{name}({', '.join(entry.options)}): {entry.about}"
-        if entry.options
-        else f"{name}: {entry.about}"
-        for name, entry in SYSTEMS.items()
+        f"{name}({', '.join(options_of(factory))}): {first_line(factory)}".replace("()", "")
+        for name, factory in SYSTEMS.items()
     )
     + "; lower-bound: a limit that no exact policy can beat. Or a mix of parts: "
 )

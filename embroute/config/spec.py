@@ -103,7 +103,7 @@ class CallSpec:
         return f"{self.name}({', '.join(inside)})" if inside else self.name
 
 
-_NAME = re.compile(r"[A-Za-z][\w.-]*")
+_NAME = re.compile(r"[A-Za-z_][\w.:-]*")
 
 
 def split_outside(text: str, separators: str) -> list[str]:

@@ -1,262 +1,182 @@
-"""Every policy by name, and the parts they are made of. A new system is one more entry here."""
+"""Every policy by name, and the parts they are made of. A new system is one more line here.
+
+Users add policies without a line here: `module:function` in any text, an entry point of the group
+`embroute.policies`, or `register_policy`.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
-from embroute.config.spec import (
-    LARGEST_SEED,
-    CallSpec,
-    bind,
-    parse_call,
-    parse_int,
-    parse_number,
-    parse_size,
-    shown,
-    split_outside,
-)
-from embroute.data.batch import Batch
-from embroute.planner.interfaces import Dispatch, Evict, Policy, Regroup, Sync
-from embroute.planner.state import State
+from embroute.config.signature import call_with
+from embroute.config.spec import CallSpec, parse_call, shown, split_outside
+from embroute.planner.interfaces import Dispatch, Evict, Policy, Sync
 from embroute.policies.dispatch.block import block, round_robin
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.dispatch.herald import herald
-from embroute.policies.embroute.dispatch import search_dispatch
-from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
-from embroute.policies.embroute.search_state import SearchOptions
 from embroute.policies.evict import clairvoyant, lfu, light_lfu, lru, stale_first
-from embroute.policies.regroup import SwapSchedule, by_count, by_theory, hot_memory, regroup
 from embroute.policies.sync.bounded import bounded
-from embroute.policies.sync.on_demand import on_demand, pipelined_on_demand, until_last_use
-from embroute.policies.sync.replicated import always_replicated, swapped
-from embroute.policies.sync.write_through import shared_memory, uncached, write_through
+from embroute.policies.sync.on_demand import on_demand, until_last_use
+from embroute.policies.sync.write_through import uncached, write_through
+from embroute.policies.systems import (
+    bagpipe_policy,
+    embroute_policy,
+    esd_policy,
+    fae_policy,
+    herald_policy,
+    het_policy,
+    in_place_policy,
+    nocache_policy,
+    scars_policy,
+    streamed,
+    vanilla_policy,
+)
 
-Options = Mapping[str, str]
+Part = Dispatch | Sync | Evict
+Factory = Callable[..., Policy | Part]
+PolicyLike = str | Policy | Factory  # a text, a policy, or a function without required arguments
 
-
-@dataclass(frozen=True)
-class PolicyEntry:
-    """A name of the catalog: what it makes, its options in order, and a line for the help."""
-
-    make: Callable[[Options], object]
-    options: tuple[str, ...]
-    about: str
-
-
-def _choice(label: str, options: Options, names: tuple[str, str], default: str) -> str:
-    """An option with two possible values; `label` may name the policy: `esd: ties`."""
-    value = options.get(label.split()[-1], default)
-    if value not in names:
-        raise ValueError(f"{label} must be {names[0]} or {names[1]}, got {value!r}")
-    return value
-
-
-def _order(options: Options) -> Evict:
-    orders = {"lru": lru, "lfu": lfu, "light-lfu": light_lfu}
-    name = options.get("order", "lru")
-    if name not in orders:
-        raise ValueError(f"order must be one of {', '.join(orders)}, got {name!r}")
-    return orders[name]()
-
-
-def _herald(options: Options) -> Dispatch:
-    tables = options.get("tables", "all")
-    ties = _choice("herald: ties", options, ("rotate", "first"), "rotate")
-    return herald(0 if tables == "all" else parse_int("herald: tables", tables, 1), ties)
-
-
-def _esd(options: Options) -> Dispatch:
-    ties = _choice("esd: ties", options, ("block", "any"), "block")
-    return esd(parse_number("esd: alpha", options.get("alpha", "1"), 0, 1), ties)
-
-
-def _bound(options: Options) -> int:
-    return parse_int("het: bound", options.get("bound", "100"), 0)
-
-
-def _lookahead(options: Options, default: str) -> int:
-    return parse_int("lookahead", options.get("lookahead", default), 1, 10_000)
-
-
-DISPATCHES: Mapping[str, PolicyEntry] = {
-    "block": PolicyEntry(lambda o: block(), (), "samples assigned in blocks"),
-    "robin": PolicyEntry(lambda o: round_robin(), (), "samples assigned one by one"),
-    "herald": PolicyEntry(_herald, ("tables", "ties"), "to the worker with most rows up to date"),
-    "esd": PolicyEntry(_esd, ("alpha", "ties"), "lowest expected transmission cost"),
+DISPATCHES: Mapping[str, Factory] = {
+    "block": block,
+    "robin": round_robin,
+    "herald": herald,
+    "esd": esd,
 }
-
-
-def _local_init(options: Options, default: str) -> bool:
-    """Whether workers compute the initial values of untouched rows."""
-    return _choice("new", options, ("made", "pulled"), default) == "made"
-
-
-SYNCS: Mapping[str, PolicyEntry] = {
-    "none": PolicyEntry(lambda o: uncached(), (), "pull everything, push everything"),
-    "write-through": PolicyEntry(lambda o: write_through(), (), "every update pushed at once"),
-    "on-demand": PolicyEntry(lambda o: on_demand(), (), "pushed when another worker needs the row"),
-    "streamed": PolicyEntry(
-        lambda o: pipelined_on_demand(_local_init(o, "pulled")),
-        ("new",),
-        "on demand, pulled in chunks beside the pushes",
-    ),
-    "het": PolicyEntry(lambda o: bounded(_bound(o)), ("bound",), "bounded staleness"),
-    "until-last-use": PolicyEntry(
-        lambda o: until_last_use(_lookahead(o, "200")), ("lookahead",), "kept within the window"
-    ),
+SYNCS: Mapping[str, Factory] = {
+    "none": uncached,
+    "write-through": write_through,
+    "on-demand": on_demand,
+    "streamed": streamed,
+    "het": bounded,
+    "until-last-use": until_last_use,
 }
-EVICTS: Mapping[str, PolicyEntry] = {
-    "lru": PolicyEntry(lambda o: lru(), (), "least recently used"),
-    "lfu": PolicyEntry(lambda o: lfu(), (), "least frequently used"),
-    "light-lfu": PolicyEntry(lambda o: light_lfu(), (), "ten frequency buckets"),
-    "clairvoyant": PolicyEntry(
-        lambda o: clairvoyant(_lookahead(o, "20")), ("lookahead",), "needed last in the window"
-    ),
-    "stale-first": PolicyEntry(
-        lambda o: stale_first(), (), "copies that must be pulled again, then LRU"
-    ),
+EVICTS: Mapping[str, Factory] = {
+    "lru": lru,
+    "lfu": lfu,
+    "light-lfu": light_lfu,
+    "clairvoyant": clairvoyant,
+    "stale-first": stale_first,
 }
+KINDS = {"dispatch": (Dispatch, DISPATCHES), "sync": (Sync, SYNCS), "evict": (Evict, EVICTS)}
 
 
-def _regroup(name: str, options: Options, rate: float) -> Regroup:
-    """Hot and cold batches, the hot set by counts (fae) or by theory (scars)."""
-    hot = parse_size(f"{name}: hot", options["hot"]) if "hot" in options else None
-    seed = parse_int(f"{name}: seed", options.get("seed", "0"), 0, LARGEST_SEED)
-    buffer = parse_int(f"{name}: buffer", options.get("buffer", "32"), 2, 10**6)
-    shuffle = _choice(f"{name}: shuffle", options, ("yes", "no"), "no")
-    schedule = SwapSchedule(rate, buffer, shuffle == "yes", seed)
-
-    def stream(batches: Iterator[Batch], state: State) -> Iterator[Batch]:
-        return regroup(batches, state, schedule)
-
-    choose = by_count(hot) if name == "fae" else by_theory(hot)
-    return Regroup(name, stream, hot_memory(choose))
-
-
-def _fae(options: Options) -> Policy:
-    rate = parse_number("fae: rate", options.get("rate", "50"), 1, 100)
-    return Policy("fae", block(), swapped(), lru(), _regroup("fae", options, rate))
-
-
-def _scars(options: Options) -> Policy:
-    stage = _regroup("scars", options, 100)
-    return Policy("scars", block(), always_replicated(), lru(), stage)
-
-
-def _bagpipe(options: Options) -> Policy:
-    lookahead = _lookahead(options, "200")
-    return Policy("bagpipe", block(), until_last_use(lookahead), clairvoyant(lookahead))
-
-
-def _shares(options: Options, name: str, default: str) -> tuple[float, ...]:
-    """Shares of a batch: one for every worker, or one for each such as 0.2+0.1+0."""
-    shares = options.get(name, default).split("+")
-    return tuple(parse_number(f"embroute: {name}", share, 0, 1) for share in shares)
-
-
-def _embroute(options: Options) -> Policy:
-    effort = options.get("effort", str(SearchOptions.effort))
-    paced = effort == "auto"
-    max_effort = SearchOptions.effort
-    if not paced:
-        max_effort = parse_int("embroute: effort, if not auto,", effort, 1, 10**6)
-    ahead = parse_int("embroute: ahead", options.get("ahead", str(SearchOptions.ahead)), 0, 100)
-    objective = _choice("embroute: objective", options, ("time", "cost"), "time")
-    default = "free" if objective == "time" else "equal"
-    quotas = _choice("embroute: quotas", options, ("free", "equal"), default)
-    _check_embroute(options, objective, quotas)
-    floor, ceiling = _shares(options, "floor", "0"), _shares(options, "ceiling", "1")
-    if objective == "cost" and paced:
-        raise ValueError("embroute: effort=auto follows the time of a step, got objective=cost")
-    local_init = _local_init(options, "made")
-    search = SearchOptions(
-        effort=max_effort,
-        ahead=ahead,
-        paced=paced,
-        minimize_time=objective == "time",
-        free_quotas=quotas == "free",
-        floor=floor,
-        ceiling=ceiling,
-        local_init=local_init,
-    )
-    return Policy(
-        "embroute", search_dispatch(search), on_demand_with_allreduce(local_init), stale_first()
-    )
-
-
-def _check_embroute(options: Options, objective: str, quotas: str) -> None:
-    """Refuse options that contradict each other."""
-    if objective == "cost" and quotas == "free":
-        raise ValueError(
-            "embroute: quotas must be equal with objective=cost, got free: the fastest link alone "
-            "would cost least"
-        )
-    if quotas == "equal" and ("floor" in options or "ceiling" in options):
-        raise ValueError("embroute: floor and ceiling are for quotas=free, got quotas=equal")
-
-
-DEFAULT_POLICY = "embroute(effort=auto)"  # of training: decisions must not delay a step
-
-
-def _unbounded(options: Options) -> Policy:
-    policy = make_policy(options.get("of", "vanilla"))
+def unbounded_policy(of: str = "vanilla") -> Policy:
+    """a policy whose caches never fill (reference)"""
+    policy = make_policy(of)
     if policy.sync.shared_memory:
         raise ValueError(f"unbounded: of={policy.name} has no caches that could fill")
     return replace(policy, unbounded=True)
 
 
-SYSTEMS: Mapping[str, PolicyEntry] = {
-    "nocache": PolicyEntry(
-        lambda o: Policy("nocache", block(), uncached(), lru()), (), "a plain parameter server"
-    ),
-    "vanilla": PolicyEntry(
-        lambda o: Policy("vanilla", block(), write_through(), lru()), (), "the yardstick"
-    ),
-    "het": PolicyEntry(
-        lambda o: Policy("het", round_robin(), bounded(_bound(o)), _order(o)),
-        ("bound", "order"),
-        "HET: bounded staleness (inexact)",
-    ),
-    "herald": PolicyEntry(
-        lambda o: Policy("herald", _herald(o), on_demand(), lru()),
-        ("tables", "ties"),
-        "Herald: samples to their rows",
-    ),
-    "esd": PolicyEntry(
-        lambda o: Policy("esd", _esd(o), on_demand(), lru()),
-        ("alpha", "ties"),
-        "ESD: lowest expected cost on unequal links",
-    ),
-    "fae": PolicyEntry(
-        _fae, ("hot", "rate", "buffer", "shuffle", "seed"), "FAE: hot and cold batches"
-    ),
-    "scars": PolicyEntry(
-        _scars, ("hot", "buffer", "shuffle", "seed"), "SCARS: hot set chosen by theory"
-    ),
-    "bagpipe": PolicyEntry(_bagpipe, ("lookahead",), "BagPipe: cache what the window needs"),
-    "embroute": PolicyEntry(
-        _embroute,
-        ("effort", "ahead", "objective", "quotas", "floor", "ceiling", "new"),
-        "our own: rows as workers share them",
-    ),
-    "in-place": PolicyEntry(
-        lambda o: Policy("in-place", block(), shared_memory(), lru()),
-        (),
-        "one machine: rows trained in memory that all workers share",
-    ),
-    "unbounded": PolicyEntry(_unbounded, ("of",), "a policy whose caches never fill (reference)"),
+SYSTEMS: Mapping[str, Factory] = {
+    "nocache": nocache_policy,
+    "vanilla": vanilla_policy,
+    "het": het_policy,
+    "herald": herald_policy,
+    "esd": esd_policy,
+    "fae": fae_policy,
+    "scars": scars_policy,
+    "bagpipe": bagpipe_policy,
+    "embroute": embroute_policy,
+    "in-place": in_place_policy,
+    "unbounded": unbounded_policy,
 }
-
-
+DEFAULT_POLICY = "embroute(effort=auto)"  # of training: decisions must not delay a step
 LOWER_BOUND = "lower-bound"  # a line of comparisons, not a policy
+ENTRY_POINTS = "embroute.policies"  # the group in which packages name their policies
+_REGISTERED: dict[str, Factory] = {}
 
 
-def _make(kind: str, entries: Mapping[str, PolicyEntry], call: CallSpec) -> object:
-    if call.name not in entries:
-        raise ValueError(f"no {kind} {shown(call.name)} (there are {', '.join(entries)})")
-    entry = entries[call.name]
-    return entry.make(bind(call, entry.options))
+def register_policy(name: str, factory: Factory) -> None:
+    """Let users choose a policy by name. The factory's parameters become its options."""
+    taken = name in SYSTEMS or any(name in entries for _, entries in KINDS.values())
+    if parse_call(name) != CallSpec(name) or ":" in name or taken or name == LOWER_BOUND:
+        raise ValueError(f"register_policy: {shown(name)} is taken or is no name such as my-policy")
+    _REGISTERED[name] = factory
+
+
+@cache
+def _installed() -> Mapping[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+@contextmanager
+def _import_from_here() -> Iterator[None]:
+    """Modules of the working folder can be imported, as with `python -m`."""
+    here = str(Path.cwd())
+    added = here not in sys.path and "" not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(here)
+
+
+def _imported(name: str) -> Factory:
+    """A user's own function, named `module:function`."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        with _import_from_here():
+            module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ValueError(f"{shown(name)}: importing {module_name} failed: {error}") from error
+        raise ValueError(
+            f"{shown(name)}: there is no module {module_name} in {Path.cwd()} or installed"
+        ) from None
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{shown(name)}: importing {module_name} failed: {fault}") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ValueError(f"{shown(name)}: {module.__file__} has no function {attribute!r}")
+    function: Factory = factory
+    return function
+
+
+def _factory(kind: str, entries: Mapping[str, Factory], name: str) -> Factory:
+    """The function behind a name: of the catalog, of a user's module, registered or installed."""
+    if name in entries:
+        return entries[name]
+    if ":" in name:
+        return _imported(name)
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name in _installed():
+        function: Factory = _installed()[name].load()
+        return function
+    known = ", ".join([*entries, *_REGISTERED, *_installed()])
+    raise ValueError(f"no {kind} {shown(name)} (there are {known})")
+
+
+def _usual(name: str) -> Policy:
+    """The parts that a policy has if its user names no others."""
+    return Policy(name, block(), on_demand(), lru())
+
+
+def _with(policy: Policy, made: Policy | Part) -> Policy:
+    """A policy with another part; a whole policy takes its place."""
+    match made:
+        case Policy():
+            return made
+        case Dispatch():
+            return replace(policy, dispatch=made)
+        case Sync():
+            return replace(policy, sync=made)
+        case Evict():
+            return replace(policy, evict=made)
+    raise ValueError(
+        f"{policy.name} must make a Policy, Dispatch, Sync or Evict, got {shown(made)}"
+    )
 
 
 def _from_parts(text: str, parts: list[str]) -> Policy:
@@ -264,7 +184,7 @@ def _from_parts(text: str, parts: list[str]) -> Policy:
     calls = {}
     for part in parts:
         key, equals, value = part.partition("=")
-        if not equals or key not in ("dispatch", "sync", "evict", "workers"):
+        if not equals or key not in (*KINDS, "workers"):
             raise ValueError(
                 f"--policy {text!r}: expected dispatch=, sync=, evict= or workers=, got "
                 f"{shown(part)}"
@@ -272,24 +192,33 @@ def _from_parts(text: str, parts: list[str]) -> Policy:
         if key in calls:
             raise ValueError(f"--policy {text!r}: {key} is given twice")
         calls[key] = value
-    dispatch = _make("dispatch", DISPATCHES, parse_call(calls.get("dispatch", "block")))
-    sync = _make("sync", SYNCS, parse_call(calls.get("sync", "on-demand")))
-    evict = _make("evict", EVICTS, parse_call(calls.get("evict", "lru")))
-    assert isinstance(dispatch, Dispatch)
-    assert isinstance(sync, Sync)
-    assert isinstance(evict, Evict)
-    if not sync.caches and dispatch.looks_at_caches:
+    policy = replace(_usual(text), workers=calls.pop("workers", "all"))
+    for kind, value in calls.items():
+        (wanted, entries), call = KINDS[kind], parse_call(value)
+        made = call_with(_factory(kind, entries, call.name), call)
+        if not isinstance(made, wanted):
+            raise ValueError(f"--policy {text!r}: {kind}={value} makes no {wanted.__name__}")
+        policy = _with(policy, made)
+    if not policy.sync.caches and policy.dispatch.looks_at_caches:
         raise ValueError(
-            f"--policy {text!r}: dispatch={dispatch.name} prefers workers by what they have "
+            f"--policy {text!r}: dispatch={policy.dispatch.name} prefers workers by what they have "
             f"cached, and sync=none caches nothing; use dispatch=block"
         )
-    if not sync.caches and "evict" in calls:
+    if not policy.sync.caches and "evict" in calls:
         raise ValueError(f"--policy {text!r}: sync=none caches nothing, so evict= has no meaning")
-    return Policy(text, dispatch, sync, evict, workers=calls.get("workers", "all"))
+    return policy
 
 
-def make_policy(text: str) -> Policy:
-    """The policy of a name such as `esd(1)`, `esd(1, workers=fast)`, or of a mix of parts."""
+def make_policy(policy: PolicyLike) -> Policy:
+    """The policy of a name such as `esd(1)`, `esd(1, workers=fast)`, or of a mix of parts.
+
+    A policy stays as it is; a function is called without arguments.
+    """
+    if isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, str):
+        return _with(_usual(getattr(policy, "__name__", "policy")), policy())
+    text = policy
     parts = [part for part in split_outside(text, " ") if part]
     if not parts:
         raise ValueError("--policy: expected a name, got an empty text")
@@ -303,15 +232,16 @@ def make_policy(text: str) -> Policy:
         )
     workers = call.options.get("workers", "all")
     options = {key: value for key, value in call.options.items() if key != "workers"}
-    policy = _make("policy", SYSTEMS, CallSpec(call.name, call.args, options))
-    assert isinstance(policy, Policy)
-    return replace(policy, name=text, workers=workers)
+    factory = _factory("policy", SYSTEMS, call.name)
+    made = call_with(factory, CallSpec(call.name, call.args, options))
+    return replace(_with(_usual(call.name), made), name=text, workers=workers)
 
 
-def policy_of(option: str, text: str) -> Policy:
+def policy_of(option: str, policy: PolicyLike) -> Policy:
     """The policy of a name; errors say which option and which name are wrong."""
     try:
-        return make_policy(text)
+        return make_policy(policy)
     except ValueError as error:
+        text = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
         fault = str(error).removeprefix(f"--policy {text!r}: ").removeprefix("--policy: ")
         raise ValueError(f"{option} {shown(text)}: {fault}") from None

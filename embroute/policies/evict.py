@@ -5,8 +5,11 @@ Axes: T touches of a step, U distinct rows of a step, B buckets.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
+from embroute.config.signature import Between
 from embroute.kernels.array_types import I32, I64
 from embroute.kernels.codes import (
     EXCLUSIVE,
@@ -133,7 +136,10 @@ def _move_copies(context: SyncContext, rows: I64, bucket: I32) -> EvictionMoves:
     return EvictionMoves(worker, slot, arena, bucket_of_copy, len(slot))
 
 
-def clairvoyant(lookahead: int = 20) -> Evict:
+Lookahead = Annotated[int, Between(1, 10_000)]
+
+
+def clairvoyant(lookahead: Lookahead = 20) -> Evict:
     """Evict what the window needs last (Belady's rule, as far as the window sees).
 
     Rows without a use in the window leave first, oldest first; then those used last.

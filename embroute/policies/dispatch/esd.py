@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from embroute.config.signature import Ratio
 from embroute.kernels.array_types import F64, I32, I64, U8
 from embroute.kernels.codes import DIRTY, FRESH, SEVERAL
 from embroute.kernels.jit import inlined, kernel
@@ -127,7 +128,10 @@ def prefer_blocks(cost_SW: F64, quotas_W: I64) -> F64:
     return preferred
 
 
-def esd(alpha: float = 1.0, ties: str = "block") -> Dispatch:
+AssignmentTies = Literal["block", "any"]
+
+
+def esd(alpha: Ratio = 1.0, ties: AssignmentTies = "block") -> Dispatch:
     """Minimise the sum of expected transmission costs; `alpha` is the share decided optimally.
 
     The body of the paper could not be obtained: the cost and the split by regret (second lowest

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from embroute.config.signature import Between
 from embroute.kernels.array_types import F64, I32, I64
 from embroute.kernels.codes import FRESH, NO_HOLDER, ROW
 from embroute.kernels.jit import kernel
@@ -58,10 +59,14 @@ def _score(copies_UW: I32, only_U: I32, unique_of_lookup: I32, sample_offsets: I
     return score_SW
 
 
-def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
+ScoredTables = Annotated[int, Between(1)] | Literal["all"]
+ScoreTies = Literal["rotate", "first"]
+
+
+def herald(tables: ScoredTables = "all", ties: ScoreTies = "rotate") -> Dispatch:
     """Each sample to the worker that has most of its rows up to date.
 
-    `tables`: score only that many tables, those with the highest degree of infrequency; 0 is all.
+    `tables`: score only that many tables, those with the highest degree of infrequency.
     `ties`: `rotate` starts at another worker each step (the paper's rule); `first` always prefers
     the lowest worker number, so that samples of uncached rows keep meeting on the same workers.
     """
@@ -69,7 +74,7 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
     def choose(context: DispatchContext) -> Assignment:
         now, setup = context.window.now, context.state.setup
         only_U = context.copies.only_U
-        if 0 < tables < len(setup.schema.tables):
+        if tables != "all" and tables < len(setup.schema.tables):
             scored = context.state.memory(Infrequency).ranking[:tables]
             left_out = ~np.isin(setup.table_of(context.rows.rows_U), scored)
             only_U = np.where(left_out, NO_HOLDER, only_U).astype(np.int32)
@@ -78,8 +83,8 @@ def herald(tables: int = 0, ties: str = "rotate") -> Dispatch:
         first = context.window.step % len(context.quotas_W) if ties == "rotate" else 0
         return Assignment(_greedy(score_SW, context.quotas_W, first))
 
-    memory = PartMemory(Infrequency, _nothing_counted, learn_infrequency) if tables else None
-    return Dispatch("herald", choose, memory)
+    memory = PartMemory(Infrequency, _nothing_counted, learn_infrequency)
+    return Dispatch("herald", choose, None if tables == "all" else memory)
 
 
 RANKING_PERIOD = 64  # steps between two rankings; a ranking reads every cached row

@@ -8,10 +8,11 @@ bounded). Reading an invalid copy pushes its accumulated update, then pulls.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from embroute.config.signature import Between
 from embroute.kernels.array_types import I32, I64, U8
 from embroute.kernels.codes import DELTA, DIRTY, FRESH, HIT, LOCAL, MISS, SLOT_MASK, STALE
 from embroute.kernels.jit import kernel
@@ -193,7 +194,10 @@ def _reads_bounded(
     return -1
 
 
-def bounded(bound: int) -> Sync:
+StalenessBound = Annotated[int, Between(0)]
+
+
+def bounded(bound: StalenessBound = 100) -> Sync:
     """Reads may miss updates within `bound` clocks; 0 is defined as write-through, and exact."""
     if bound == 0:
         return write_through()

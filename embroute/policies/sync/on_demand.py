@@ -6,9 +6,11 @@ The communication plan of Herald (NSDI 2024), which ESD and BagPipe build on too
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 
+from embroute.config.signature import Between
 from embroute.kernels.array_types import I32, U8
 from embroute.kernels.codes import (
     DIRTY,
@@ -87,7 +89,7 @@ def pipelined_on_demand(local_init: bool = False) -> Sync:
     return Sync("streamed", decide, pipelined=True, local_init=local_init)
 
 
-def until_last_use(lookahead: int) -> Sync:
+def until_last_use(lookahead: Annotated[int, Between(1, 10_000)] = 200) -> Sync:
     """BagPipe (SOSP 2023): a copy leaves the cache after its row's last use in the window.
 
     Rows without another use are not synchronised among workers: their gradient goes to the shard.
