@@ -34,7 +34,7 @@ class Between(NamedTuple):
 Ratio = Annotated[float, Between(0, 1)]
 Seed = Annotated[int, Between(0, LARGEST_SEED)]
 ANY_NUMBER = Between(-1e300, 1e300)
-READABLE = "int, float, bool, str, Literal, Size, tuple[float, ...], or one of these or None"
+PARSED_TYPES = "int, float, bool, str, Literal, Size, tuple[float, ...], or one of these or None"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _parse(label: str, text: str, kind: Any, span: Between | None = None) -> obj
         return parse_size(label, text)
     if kind is str:
         return text
-    raise ValueError(f"{label} is of type {kind}, which no text can give ({READABLE} can)")
+    raise ValueError(f"{label} is of type {kind}, which no text can give ({PARSED_TYPES} can)")
 
 
 def _parse_union(label: str, text: str, kinds: tuple[Any, ...], span: Between | None) -> object:

@@ -38,7 +38,7 @@ from embroute.nn.tensor_batches import TensorAdapter
 from embroute.planner.interfaces import Policy
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
-from embroute.policies.catalog import DEFAULT_POLICY, policy_of
+from embroute.policies.catalog import DEFAULT_POLICY, PolicyLike, policy_of
 from embroute.transport.job_store import SHARDS_VARIABLE
 
 
@@ -186,13 +186,13 @@ def check_device(name: str, option: str = "--device") -> None:
         raise ValueError(f"{option} {name}: torch cannot use it here: {reason}") from None
 
 
-def trainable_policy(name: str, option: str = "--policy") -> Policy:
-    """A policy by name; refuses a policy that leaves workers out."""
-    policy = policy_of(option, name)
+def trainable_policy(policy: PolicyLike, option: str = "--policy") -> Policy:
+    """A policy, perhaps by name; refuses one that leaves workers out."""
+    policy = policy_of(option, policy)
     if policy.workers != "all":
         raise ValueError(
-            f"{option} {name!r}: workers={policy.workers} is for compare and simulate; in training "
-            f"leave a worker out by a share of 0, e.g. --quotas 1,1,0"
+            f"{option} {policy.name!r}: workers={policy.workers} is for compare and simulate; in "
+            f"training leave a worker out by a share of 0, e.g. --quotas 1,1,0"
         )
     return policy
 

@@ -14,13 +14,14 @@ from embroute.checkpoint.rank_files import Stateful
 from embroute.config.cluster import Cluster
 from embroute.config.spec import LIMITS, Limit, Size, parse_path, parse_size, shown
 from embroute.nn.tensor_batches import UserLookups
-from embroute.policies.catalog import policy_of
+from embroute.planner.interfaces import Policy
+from embroute.policies.catalog import PolicyLike, policy_of
 
 
 class Settings(TypedDict, total=False):
     """The settings of a job beside its model, optimizer and loader."""
 
-    policy: str
+    policy: PolicyLike
     cache: Size | float | str
     network: Cluster | str
     shards: int  # of a job on one node; a job on several nodes gives `nodes`
@@ -38,7 +39,7 @@ class Settings(TypedDict, total=False):
     decay: float
     seed: int
     device: str
-    compare_with: str
+    compare_with: PolicyLike
     checkpoint: Path | str  # folder of checkpoints
     checkpoint_every: int
     keep: int
@@ -99,8 +100,9 @@ def _folder(name: str, value: object) -> None:
 
 
 def _policy(name: str, value: object) -> None:
-    _is(str, "the name of a policy")(name, value)
-    policy_of(name, str(value))
+    if not isinstance(value, str | Policy) and not callable(value):
+        raise ValueError(f"{name} must be a policy, its name or its function, got {shown(value)}")
+    policy_of(name, value)
 
 
 def _cache(name: str, value: object) -> None:

@@ -11,16 +11,18 @@ from embroute.planner.decide import advance, drain_state, plan_step
 from embroute.planner.plan import row_bytes_W, traffic
 from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
-from embroute.policies.catalog import make_policy
+from embroute.policies.catalog import PolicyLike, make_policy
 
 
 class BaselineTraffic:
     """Counts the row bytes of a policy without a window, on the batches of the run."""
 
-    def __init__(self, name: str, setup: Setup) -> None:
-        self.policy = make_policy(name)
+    def __init__(self, policy: PolicyLike, setup: Setup) -> None:
+        self.policy = make_policy(policy)
         if self.policy.lookahead > 1 or self.policy.regroup is not None:
-            raise ValueError(f"compare_with={name!r}: only policies without window and hot set")
+            raise ValueError(
+                f"compare_with={self.policy.name!r}: only policies without window and hot set"
+            )
         if self.policy.sync.shared_memory:
             setup = replace(setup, cluster=setup.cluster.together())
         self.state = start(self.policy, setup)

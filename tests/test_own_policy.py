@@ -1,0 +1,141 @@
+"""A user's own policy, from one file outside the package: compared, trained with, resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import embroute
+from embroute.cli.main import cli
+from embroute.policies import catalog
+from embroute.policies.catalog import make_policy, register_policy
+from examples.own_policy import LastWorker, sticky
+from tests.jobs import batches, gathered, plain_cached, settings_of
+from tests.test_laws import play
+from tests.test_resume import Failing, PowerCutError, run, same
+from tests.workloads import long_workload
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def in_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, catalog.Factory]:
+    registered: dict[str, catalog.Factory] = {}
+    monkeypatch.setattr(catalog, "_REGISTERED", registered)
+    return registered
+
+
+@pytest.mark.usefixtures("in_examples")
+def test_compare_prices_a_policy_of_a_module_in_the_working_folder(tmp_path: Path) -> None:
+    names = ["vanilla", "own_policy:sticky(field=1)", "dispatch=own_policy:sticky sync=het(10)"]
+    out = tmp_path / "out.json"
+    arguments = ["--policies", ",".join(names), "--steps", "20", "--json", str(out)]
+    result = CliRunner().invoke(cli, ["compare", *arguments])
+    assert result.exit_code == 0, result.output
+    policies = json.loads(out.read_text())["policies"]
+    assert list(policies) == names
+    assert policies[names[1]]["rows"]["miss_pull"] < policies["vanilla"]["rows"]["miss_pull"]
+
+
+def test_own_policy_keeps_the_laws() -> None:
+    referee = play(make_policy(sticky), long_workload("rowwise-adagrad"), compare_every=25)
+    assert sum(referee.made.values()) > 2000
+
+
+def test_own_policy_learns_who_trained_a_row() -> None:
+    policy, workload = make_policy(sticky), long_workload("sgd")
+    state = workload.start(policy)
+    for step in workload.plans(policy, state):
+        batch = step.plan.now.batch
+        rows = batch.rows[batch.offsets[:: batch.num_fields][: len(batch)]]
+        learnt = state.memory(LastWorker).worker_R[rows]
+        last = dict(zip(rows, step.plan.worker_S, strict=True))
+        assert learnt.tolist() == [last[row] for row in rows]
+
+
+def test_training_with_an_own_policy_equals_plain_torch_and_resumes_bit_identically(
+    tmp_path: Path,
+) -> None:
+    topology, stream = (3, 2), batches(3, 60)
+    settings = settings_of("vanilla", 3) | {"policy": sticky}
+    settings |= {"checkpoint": tmp_path / "whole", "checkpoint_every": 20, "resume": True}
+    whole = run(settings, topology, stream)
+    for mine, plain in zip(
+        gathered(whole, *topology).tables, plain_cached("adagrad", 3, 60).tables, strict=True
+    ):
+        np.testing.assert_allclose(mine, plain, rtol=0, atol=1e-10)
+    settings["checkpoint"] = tmp_path / "cut"
+    with pytest.raises(PowerCutError):
+        run(settings, topology, Failing(stream, 52))
+    resumed = run(settings, topology, stream)
+    assert len(resumed["worker0"].losses) < 60
+    same(gathered(resumed, *topology), gathered(whole, *topology))
+
+
+def test_registered_policy_is_chosen_by_name(registry: dict[str, catalog.Factory]) -> None:
+    register_policy("sticky", sticky)
+    assert make_policy("sticky(1)").dispatch.name == "sticky"
+    assert make_policy("dispatch=sticky sync=het(3)").sync.bound == 3
+    with pytest.raises(ValueError, match=re.escape("sticky: field must be a number")):
+        make_policy("sticky(x)")
+
+
+@pytest.mark.parametrize("name", ["esd", "on-demand", "lower-bound", "a:b", "a b", "a(1)"])
+def test_registered_name_must_be_new(name: str, registry: dict[str, catalog.Factory]) -> None:
+    with pytest.raises(ValueError, match=r"is taken or is no name|expected"):
+        register_policy(name, sticky)
+    assert not registry
+
+
+def test_installed_package_brings_its_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        def load(self) -> Callable[..., embroute.Dispatch]:
+            return sticky
+
+    monkeypatch.setattr(catalog, "_installed", lambda: {"shipped": Installed()})
+    assert make_policy("shipped(2)").dispatch.name == "sticky"
+    with pytest.raises(ValueError, match=r"no policy 'shiped' .*, shipped\)"):
+        make_policy("shiped")
+
+
+BROKEN = "raise RuntimeError('not today')"
+ODD = "def odd(weights: dict[str, int]): ...\ndef three() -> int: return 3\nnumber = 3"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("nowhere:sticky", "'nowhere:sticky': there is no module nowhere in "),
+        ("broken:sticky", "'broken:sticky': importing broken failed: RuntimeError: not today"),
+        ("odd:missing", "odd.py has no function 'missing'"),
+        ("odd:number", "odd.py has no function 'number'"),
+        ("odd:odd", "odd:odd needs weights, as in odd:odd(weights=...)"),
+        ("odd:odd(3)", "odd:odd: weights is of type dict[str, int], which no text can give"),
+        ("odd:three", "odd:three must make a Policy, Dispatch, Sync or Evict, got 3"),
+        ("sync=odd:three", "sync=odd:three makes no Sync"),
+    ],
+)
+def test_faults_of_own_policies_name_the_cause(
+    text: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "odd.py").write_text(ODD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        make_policy(text)
+
+
+def test_public_names_are_exactly_these() -> None:
+    assert dir(embroute) == sorted(embroute.__all__)
+    assert all(getattr(embroute, name) is not None for name in embroute.__all__)
