@@ -18,7 +18,7 @@ from embroute.data.batch import Source
 from embroute.data.open import DataOptions, open_source
 from embroute.data.synthetic.presets import LOG_PRESETS
 from embroute.kernels.codes import VALUE_STATE
-from embroute.simulate.advisor import (
+from embroute.simulator.advisor import (
     FULL_SPAN,
     Configuration,
     Constraints,
@@ -28,7 +28,7 @@ from embroute.simulate.advisor import (
     least_memory,
     workload_of,
 )
-from embroute.simulate.simulation import measure_named
+from embroute.simulator.simulation import measure_named
 
 NETWORKS = ("edge-8", "dc-8")
 SPAN = StepSpan(30, 10)

@@ -15,7 +15,7 @@ from benchmarks.record import markdown, record
 from embroute.config.cluster_file import open_cluster
 from embroute.data.open import open_source
 from embroute.planner.setup import Setup
-from embroute.simulate.simulation import Workload, measure_named
+from embroute.simulator.simulation import Workload, measure_named
 
 DATA = ("online-retail(negatives=1)", "avazu", "movielens-25m")
 NETWORK, WORKERS, BATCH, DIM, STEPS = "edge-4", 4, 128, 16, 120

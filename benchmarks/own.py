@@ -25,12 +25,12 @@ from embroute.policies.embroute.dispatch import search_dispatch
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
 from embroute.policies.embroute.search_state import SearchOptions
 from embroute.policies.evict import stale_first
-from embroute.simulate.simulation import (
+from embroute.simulator.simulation import (
     Outcome,
     Workload,
     measure,
     measure_named,
-    simulate,
+    simulate_steps,
     with_workers,
 )
 
@@ -86,7 +86,9 @@ def one_after_the_other(source: Source) -> float:
             fastest = sorted(int(w) for w in cluster.fastest_first[:count])
             some = with_workers(timed, tuple(fastest))
             try:
-                reports = [r for r in simulate(make_policy(name), some) if r.step >= some.warmup]
+                reports = [
+                    r for r in simulate_steps(make_policy(name), some) if r.step >= some.warmup
+                ]
             except ValueError:
                 continue  # the caches of so few workers do not hold a step
             links = some.setup.cluster

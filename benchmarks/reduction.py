@@ -19,7 +19,7 @@ from embroute.data.open import open_source
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.embroute import row_allreduce
-from embroute.simulate.simulation import Workload, simulate
+from embroute.simulator.simulation import Workload, simulate_steps
 
 CASES = (
     ("dc-8, 0.002 ms", open_cluster("dc-8"), 2e-6),
@@ -34,7 +34,9 @@ def measured(source: Source, cluster: Cluster, policy: str) -> tuple[float, floa
     """Seconds of a step and all-reduced rows: 128 samples a worker, rows of 512 floats."""
     setup = Setup(source.schema, cluster, 512, batch_size=128 * cluster.num_workers)
     given = Workload(source, setup, 50, 10)
-    steps = [step for step in simulate(make_policy(policy), given) if step.step >= given.warmup]
+    steps = [
+        step for step in simulate_steps(make_policy(policy), given) if step.step >= given.warmup
+    ]
     time_s = float(np.mean([step.time.total_s for step in steps]))
     return time_s, float(np.mean([step.traffic.hot_rows for step in steps]))
 

@@ -34,7 +34,7 @@ from embroute.data.stream import batches
 from embroute.models.layers import FieldEmbeddings, Samples
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
-from embroute.simulate.simulation import Workload, choose_workers, measure
+from embroute.simulator.simulation import Workload, choose_workers, measure
 
 FAST, SLOW, DIM, COMPUTE_S = 5.0, 0.5, 512, 0.05e-3  # of edge-8, as in the table of docs/policy.md
 OWN = "embroute(effort=500)"

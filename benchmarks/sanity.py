@@ -17,7 +17,7 @@ from embroute.config.cluster_file import open_cluster
 from embroute.data.batch import Source
 from embroute.data.open import DataOptions, open_source
 from embroute.planner.setup import Setup
-from embroute.simulate.simulation import Workload, measure_named
+from embroute.simulator.simulation import Workload, measure_named
 
 BASE = "dispatch=block sync=on-demand evict=lru"
 POLICIES = ("herald", "herald(ties=first)", "esd(1)", "esd(1, ties=any)", "esd(0)", "vanilla")

@@ -38,7 +38,7 @@ from embroute.planner.plan import traffic
 from embroute.planner.plan_stream import plans
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
-from embroute.simulate.simulation import (
+from embroute.simulator.simulation import (
     Workload,
     choose_workers,
     measure_named,

@@ -22,8 +22,8 @@ from embroute.planner.interfaces import Policy
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.regroup import HotRows
-from embroute.simulate.advisor import distinct_rows, first_samples
-from embroute.simulate.simulation import Workload, measure, start_simulation
+from embroute.simulator.advisor import distinct_rows, first_samples
+from embroute.simulator.simulation import Workload, measure, start_simulation
 
 WORKERS, SAMPLES, STEPS, WARMUP, SPARE = 4, 64, 352, 160, 40
 CACHE, HOT = 0.1, 0.04  # of all rows that occur

@@ -14,7 +14,7 @@ from embroute.config.cluster_file import open_cluster, read_cluster, write_clust
 from embroute.data.open import DataOptions, open_source
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
-from embroute.simulate.advisor import (
+from embroute.simulator.advisor import (
     FULL_SPAN,
     Configuration,
     Constraints,
@@ -29,7 +29,7 @@ from embroute.simulate.advisor import (
     trim_cache,
     workload_of,
 )
-from embroute.simulate.simulation import measure
+from embroute.simulator.simulation import measure
 from embroute.train.run_file import RunFile, read_run_file
 
 pytestmark = pytest.mark.xdist_group("advise")

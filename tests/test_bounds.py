@@ -18,7 +18,7 @@ from embroute.data.batch import Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.planner.bounds import Bound, kept_uses
 from embroute.planner.setup import Setup
-from embroute.simulate.simulation import Outcome, Workload, measure_named, workload_bound
+from embroute.simulator.simulation import Outcome, Workload, measure_named, workload_bound
 from tests.sizes import sized
 from tests.workloads import draw_batches, setups
 

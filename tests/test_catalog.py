@@ -21,7 +21,7 @@ from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, Factory, make_policy
 from embroute.policies.dispatch.esd import hybrid
-from embroute.simulate.simulation import Workload, measure_named, simulate
+from embroute.simulator.simulation import Workload, measure_named, simulate_steps
 from tests.sizes import sized
 
 # A value of every option, other than its default.
@@ -102,7 +102,7 @@ def test_simulation_of_in_place_refuses_several_hosts() -> None:
 def test_in_place_moves_only_gradients_of_shared_rows() -> None:
     job = job_of("adagrad")
     job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
-    for step in simulate(make_policy("in-place"), job):
+    for step in simulate_steps(make_policy("in-place"), job):
         rows_I = step.traffic.rows_WKIP.sum((0, 1, 3)).tolist()
         assert rows_I[:2] == [0, 0]
         assert rows_I[2] > 0
@@ -237,9 +237,9 @@ def test_het_0_accepts_adam() -> None:
 
 
 def test_het_0_equals_vanilla_with_robin_dispatch() -> None:
-    bounded = list(simulate(make_policy("het(0)"), job_of("adagrad")))
+    bounded = list(simulate_steps(make_policy("het(0)"), job_of("adagrad")))
     vanilla = make_policy("dispatch=robin sync=write-through evict=lru")
-    for left, right in zip(bounded, simulate(vanilla, job_of("adagrad")), strict=True):
+    for left, right in zip(bounded, simulate_steps(vanilla, job_of("adagrad")), strict=True):
         for field in fields(Traffic):
             name = field.name
             assert np.array_equal(getattr(left.traffic, name), getattr(right.traffic, name))

@@ -17,7 +17,7 @@ from embroute.launch.in_process import InProcessChannel, InProcessNetwork
 from embroute.planner.plan import traffic
 from embroute.planner.plan_stream import plans, start
 from embroute.policies.catalog import make_policy
-from embroute.simulate.simulation import Workload
+from embroute.simulator.simulation import Workload
 from embroute.transport.allreduce import CentralAllReduce, can_reduce, serve_allreduce
 from tests.test_embroute_policy import job
 

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embroute.cli.main import cli
-from embroute.cli.outputs import rough
-from embroute.cli.simulate import CSV_COLUMNS
+from embroute.report.comparison_table import rough
+from embroute.simulator.step_table import STEP_COLUMNS
 
 pytestmark = pytest.mark.xdist_group("compare")
 
@@ -350,7 +350,7 @@ def steps_of(tmp_path: Path) -> Write:
 def test_simulate_steps_sum_to_the_comparison(name: str, steps_of: Write, tmp_path: Path) -> None:
     columns, lines = steps_of("--policy", name, *SHORT)
     entry = compare(tmp_path, "--policies", name, *SHORT)["policies"][name]
-    assert columns == list(CSV_COLUMNS)
+    assert columns == list(STEP_COLUMNS)
     assert [int(line["step"]) for line in lines] == list(range(len(lines)))
     measured = lines[4:]
     assert len(measured) == entry["measured_steps"]

@@ -36,7 +36,7 @@ from embroute.policies.embroute.quotas import CostCurves, clip_shares, solve_quo
 from embroute.policies.embroute.search import move_sample, refit
 from embroute.policies.embroute.search_state import SearchOptions, SearchState
 from embroute.policies.embroute.uses import UNTRAINED_USE, USE_KINDS, Nodes
-from embroute.simulate.simulation import Workload, measure_named, simulate
+from embroute.simulator.simulation import Workload, measure_named, simulate_steps
 from tests.sizes import marked_full, sized
 from tests.test_anneal import BATCH, BATCHES, loads_of, total, window
 
@@ -52,7 +52,9 @@ def job(network: str, compute_ms: float, dim: int = 64, steps: int = 50) -> Work
 
 def samples(policy: str, given: Workload) -> I64:
     """Samples of each worker in each measured step."""
-    steps = [step for step in simulate(make_policy(policy), given) if step.step >= given.warmup]
+    steps = [
+        step for step in simulate_steps(make_policy(policy), given) if step.step >= given.warmup
+    ]
     return np.array([step.traffic.samples_W for step in steps])
 
 
@@ -317,7 +319,7 @@ def test_auto_effort_follows_the_step_time() -> None:
         assert pace_effort(given, known, 256).effort == effort
         assert pace_effort(SearchOptions(), known, 256).effort == SearchOptions.effort
     steps = [
-        list(simulate(make_policy("embroute(effort=auto)"), job("edge-4", 0.05, steps=STEPS)))
+        list(simulate_steps(make_policy("embroute(effort=auto)"), job("edge-4", 0.05, steps=STEPS)))
         for _ in "ab"
     ]
     first, again = ([step.transmission_cost_s for step in run] for run in steps)
@@ -347,7 +349,7 @@ def test_small_caches_keep_quotas_within_their_ranges(
     monkeypatch.setattr(dispatch, "_fallbacks", spied)
     given = job("edge-4", 0.0)
     given = replace(given, setup=replace(given.setup, cache=Size(cache, "rows")))
-    steps = simulate(make_policy("embroute(floor=0+0.3+0+0, ceiling=0.2+1+1+1)"), given)
+    steps = simulate_steps(make_policy("embroute(floor=0+0.3+0+0, ceiling=0.2+1+1+1)"), given)
     taken = np.array([step.traffic.samples_W for step in steps])
     assert asked
     assert taken[:, 0].max() <= 52
@@ -356,7 +358,7 @@ def test_small_caches_keep_quotas_within_their_ranges(
     named = replace(given, setup=replace(given.setup, shares=(3.0, 3.0, 2.0, 2.0)))
     named = replace(named, setup=replace(named.setup, cache=Size(cache - 30, "rows")))
     with suppress(ValueError):  # a cache too small for a step, in the end
-        for step in simulate(make_policy("embroute"), named):
+        for step in simulate_steps(make_policy("embroute"), named):
             assert step.traffic.samples_W.tolist() == named.setup.quotas(256).tolist()
     assert asked
 

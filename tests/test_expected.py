@@ -17,7 +17,7 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.regroup import HotRows
-from embroute.simulate.simulation import Workload, measure, start_simulation
+from embroute.simulator.simulation import Workload, measure, start_simulation
 
 SIZES, EXPONENTS = (1500, 8000, 400, 3000), (1.05, 0.8, 0.0, 1.3)
 WORKERS, SAMPLES, STEPS, WARMUP = 4, 64, 352, 160

@@ -19,7 +19,7 @@ from embroute.policies.catalog import make_policy
 from embroute.policies.embroute import row_allreduce as module
 from embroute.policies.embroute.row_allreduce import choose_reduced_rows, learn_pace
 from embroute.policies.embroute.search_state import SearchState
-from embroute.simulate.simulation import StepReport, Workload, simulate
+from embroute.simulator.simulation import StepReport, Workload, simulate_steps
 from tests.sizes import sized
 
 
@@ -27,7 +27,7 @@ def steps(network: str, compute_ms: float) -> list[StepReport]:
     cluster = replace(open_cluster(network), compute_s_per_sample=1e-3 * compute_ms)
     source = open_source("avazu")
     given = Workload(source, Setup(source.schema, cluster, 512), sized(20, 30), 10)
-    found = simulate(make_policy("embroute(effort=300)"), given)
+    found = simulate_steps(make_policy("embroute(effort=300)"), given)
     return [step for step in found if step.step >= given.warmup]
 
 
@@ -94,7 +94,7 @@ def test_no_row_is_all_reduced_in_chunked_steps() -> None:
     source = open_source("avazu")
     setup = Setup(source.schema, cluster, 512, 512, cache=Size(0.1, "share"))
     given = Workload(source, setup, 20, 5)
-    reports = list(simulate(make_policy("embroute(effort=300)"), given))
+    reports = list(simulate_steps(make_policy("embroute(effort=300)"), given))
     assert max(step.traffic.hot_rows for step in reports) == 0
     assert max(step.traffic.chunks for step in reports) > 2
 

@@ -19,7 +19,7 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import EARLY, LATE, LAZY, URGENT
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
-from embroute.simulate.simulation import (
+from embroute.simulator.simulation import (
     Outcome,
     StepReport,
     Workload,
@@ -27,7 +27,7 @@ from embroute.simulate.simulation import (
     choose_workers,
     measure,
     measure_named,
-    simulate,
+    simulate_steps,
     with_workers,
 )
 from tests.workloads import draw_batches
@@ -139,7 +139,7 @@ def test_drain_due_at_the_start_is_subtracted() -> None:
 def test_outcome_sums_the_steps_after_the_warmup(name: str) -> None:
     job = job_of(warmup=7)
     outcome = measure_named(name, job)
-    reports = [step for step in simulate(make_policy(name), job) if step.step >= 7]
+    reports = [step for step in simulate_steps(make_policy(name), job) if step.step >= 7]
     assert outcome.steps == len(reports)
     summed = reports[0].traffic
     for step in reports[1:]:
@@ -159,7 +159,9 @@ def test_outcome_covers_the_steps_before_the_data_ends() -> None:
 def test_each_epoch_reads_the_data_again() -> None:
     job = replace(job_of(samples=30, steps=100, warmup=1), epochs=3)
     # 12, 12 and 6 samples an epoch.
-    assert [int(s.traffic.samples_W.sum()) for s in simulate(make_policy("vanilla"), job)] == [
+    assert [
+        int(s.traffic.samples_W.sum()) for s in simulate_steps(make_policy("vanilla"), job)
+    ] == [
         12,
         12,
         6,
@@ -235,7 +237,7 @@ def by_hand(step: StepReport, cluster: Cluster) -> float:
 @pytest.mark.parametrize("name", ["vanilla", "het(2)", "esd(1)", "bagpipe(3)", "fae"])
 def test_step_time_equals_the_formula_of_the_manual(name: str) -> None:
     job = job_of()
-    for step in simulate(make_policy(name), job):
+    for step in simulate_steps(make_policy(name), job):
         assert step.time.total_s == pytest.approx(by_hand(step, job.setup.cluster))
 
 

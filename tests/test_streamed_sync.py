@@ -19,7 +19,7 @@ from embroute.launch.in_process import run_in_process
 from embroute.nn.settings import Settings
 from embroute.planner.kernels.transfers import empty_counts
 from embroute.planner.setup import Setup
-from embroute.simulate.simulation import Workload, measure_named
+from embroute.simulator.simulation import Workload, measure_named
 from tests.jobs import Result, batches, gathered, plain_cached, slow_settings, train
 from tests.promises import assert_kept, promise
 from tests.sizes import crossed, marked_full

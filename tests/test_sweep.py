@@ -21,7 +21,7 @@ from benchmarks.sweep import (
     run,
 )
 from embroute.data.open import open_source
-from embroute.simulate.simulation import measure_named
+from embroute.simulator.simulation import measure_named
 
 pytestmark = pytest.mark.full
 

@@ -18,7 +18,7 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.data.synthetic.generator import open_preset
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
-from embroute.simulate.simulation import Outcome, Workload, measure_named, simulate
+from embroute.simulator.simulation import Outcome, Workload, measure_named, simulate_steps
 
 pytestmark = pytest.mark.xdist_group("systems")  # outcomes are kept between tests
 
@@ -171,7 +171,7 @@ def test_fae_and_scars_all_reduce_replicas_and_reorder_samples(name: str) -> Non
 
 
 def test_fae_moves_no_rows_between_hot_batches() -> None:
-    steps = list(simulate(make_policy("fae(hot=0.2, buffer=10)"), job("movies")))
+    steps = list(simulate_steps(make_policy("fae(hot=0.2, buffer=10)"), job("movies")))
     assert any(step.hot for step in steps)
     assert not all(step.hot for step in steps)
     for before, step in pairwise(steps):
@@ -181,4 +181,4 @@ def test_fae_moves_no_rows_between_hot_batches() -> None:
 
 def test_fae_finds_no_hot_sample_in_the_retail_trace() -> None:
     """Every sample names its invoice, and invoices of other days never come again."""
-    assert not any(step.hot for step in simulate(make_policy("fae"), job("retail")))
+    assert not any(step.hot for step in simulate_steps(make_policy("fae"), job("retail")))

@@ -36,15 +36,16 @@ ROOMS = [
     "engine",
     "checkpoint",
     "nn",
-    "simulate",
+    "simulator",
     "report",
+    "api",
     "train",
     "cli",
 ]
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 # The product's claim: what is simulated is what is trained. So neither knows the other.
-STRANGERS = {"simulate": {"transport", "launch", "engine", "checkpoint", "nn", "train"}}
-WITHOUT_TORCH = {"kernels", "config", "data", "cost", "planner", "policies", "simulate"}
+STRANGERS = {"simulator": {"transport", "launch", "engine", "checkpoint", "nn", "train"}}
+WITHOUT_TORCH = {"kernels", "config", "data", "cost", "planner", "policies", "simulator", "api"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from embroute.cli.data import reading_progress
 from embroute.cli.options import data_options, limited, output_file, tell_compiling
-from embroute.cli.outputs import scaled
 from embroute.config.cluster import CLUSTER_PRESETS, Cluster
 from embroute.config.cluster_file import open_cluster, write_cluster
 from embroute.config.progress import progress_bar
@@ -25,7 +24,8 @@ from embroute.data.open import DataOptions, naming, open_source
 from embroute.kernels.codes import VALUE_STATE
 from embroute.planner.setup import Setup, parse_dim
 from embroute.policies.catalog import DEFAULT_POLICY
-from embroute.simulate.advisor import (
+from embroute.report.comparison_table import scaled
+from embroute.simulator.advisor import (
     EQUAL,
     EXACT_POLICIES,
     FULL_SPAN,
@@ -42,7 +42,7 @@ from embroute.simulate.advisor import (
     only_fast,
     stages,
 )
-from embroute.simulate.simulation import Outcome
+from embroute.simulator.simulation import Outcome
 
 MAX_SHOWN = 6
 TRAINED_AS = {"embroute": DEFAULT_POLICY}  # the policy that `train` uses by default

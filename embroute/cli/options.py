@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,15 +14,13 @@ from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 import click
 
-from embroute.config.cluster import CLUSTER_PRESETS, Cluster
-from embroute.config.cluster_file import open_cluster
-from embroute.config.spec import LIMITS, parse_path, parse_quotas, parse_size, shown
+from embroute.config.cluster import CLUSTER_PRESETS
+from embroute.config.spec import LIMITS, parse_path, shown
 from embroute.cost.step_time import OPTIMIZERS
-from embroute.data.batch import Source
 from embroute.data.open import DataOptions
 from embroute.data.readers.formats import FORMATS
-from embroute.planner.setup import Setup, parse_dim
-from embroute.simulate.simulation import Workload, kernels_are_compiled
+from embroute.simulator.job_options import JobOptions
+from embroute.simulator.simulation import kernels_are_compiled
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -51,50 +49,37 @@ def limited(name: str, least: int | None = None) -> click.IntRange | click.Float
     return _Number(low, limit.most)
 
 
-@dataclass(frozen=True)
-class JobOptions:
-    """A run as written on the command line."""
-
-    network: str
-    workers: int | None
-    batch: int
-    cache: str
-    dim: str
-    optimizer: str
-    quotas: str | None
-    compute_ms_per_sample: float
-    dense_bytes: str
-    steps: int
-    warmup: int
-    epochs: int
-    shuffle: bool
-    seed: int
-
-
 _JOB_OPTIONS = (
     click.option(
         "--network",
-        default="edge-8",
+        default=JobOptions.network,
         show_default=True,
         help=f"A preset ({', '.join(name + '-N' for name in CLUSTER_PRESETS)}) or a YAML file.",
     ),
     click.option("--workers", type=limited("workers"), help="Number of workers [from --network]."),
     click.option(
-        "--batch", type=limited("batch"), default=128, show_default=True, help="Samples per worker."
+        "--batch",
+        type=limited("batch"),
+        default=JobOptions.batch,
+        show_default=True,
+        help="Samples per worker.",
     ),
     click.option(
         "--cache",
-        default="0.1",
+        default=JobOptions.cache,
         show_default=True,
         help="Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB.",
     ),
     click.option(
-        "--dim", default="64", show_default=True, help="Width of a row, e.g. 64 or 64,C1=16."
+        "--dim",
+        default=JobOptions.dim,
+        show_default=True,
+        help="Width of a row, e.g. 64 or 64,C1=16.",
     ),
     click.option(
         "--optimizer",
         type=click.Choice(list(OPTIMIZERS)),
-        default="sgd",
+        default=JobOptions.optimizer,
         show_default=True,
         help="Optimizer of the rows; its state travels with them.",
     ),
@@ -102,37 +87,44 @@ _JOB_OPTIONS = (
     click.option(
         "--compute-ms-per-sample",
         type=limited("compute_ms_per_sample"),
-        default=0.0,
+        default=JobOptions.compute_ms_per_sample,
         show_default=True,
         help="Compute time of the reference worker, in milliseconds.",
     ),
     click.option(
-        "--dense-bytes", default="0", show_default=True, help="Dense gradients per step, e.g. 4MB."
+        "--dense-bytes",
+        default=JobOptions.dense_bytes,
+        show_default=True,
+        help="Dense gradients per step, e.g. 4MB.",
     ),
     click.option(
         "--steps",
         type=limited("steps", 1),
-        default=90,
+        default=JobOptions.steps,
         show_default=True,
         help="Steps, warm-up included.",
     ),
     click.option(
         "--warmup",
         type=limited("warmup"),
-        default=10,
+        default=JobOptions.warmup,
         show_default=True,
         help="Steps to leave out.",
     ),
     click.option(
         "--epochs",
         type=limited("epochs"),
-        default=1,
+        default=JobOptions.epochs,
         show_default=True,
         help="Largest number of passes.",
     ),
     click.option("--shuffle", is_flag=True, help="Shuffle every epoch."),
     click.option(
-        "--seed", type=limited("seed"), default=0, show_default=True, help="Seed of --shuffle."
+        "--seed",
+        type=limited("seed"),
+        default=JobOptions.seed,
+        show_default=True,
+        help="Seed of --shuffle.",
     ),
 )
 
@@ -158,33 +150,6 @@ def add_options(
 def job_options(command: Callable[Concatenate[JobOptions, _P], _R]) -> Callable[_P, _R]:
     """Add the options of a run to a command; it gets them as its first argument."""
     return add_options(command, JobOptions, _JOB_OPTIONS)
-
-
-def cluster_of(options: JobOptions) -> Cluster:
-    """The cluster of --network; --workers must agree with it."""
-    network = options.network
-    if network in CLUSTER_PRESETS:
-        network = f"{network}-{options.workers or 8}"
-    cluster = open_cluster(network)
-    if options.workers not in (None, cluster.num_workers):
-        preset, _, count = network.rpartition("-")
-        is_preset = preset in CLUSTER_PRESETS and count.isdigit()
-        hint = f"; use --network {preset}-{options.workers}" if is_preset else ""
-        raise ValueError(
-            f"--workers {options.workers}: --network {network} has {cluster.num_workers} "
-            f"workers{hint}"
-        )
-    dense = options.dense_bytes
-    size = parse_size(
-        "--dense-bytes", dense if not dense.replace(".", "").isdigit() else dense + "B"
-    )
-    if size.unit != "bytes":
-        raise ValueError(f"--dense-bytes must look like 4000000 or 4MB, got {shown(dense)}")
-    return replace(
-        cluster,
-        compute_s_per_sample=options.compute_ms_per_sample / 1e3,
-        dense_bytes=size.amount,
-    )
 
 
 def tell_compiling() -> None:
@@ -255,27 +220,6 @@ def replacing(path: Path) -> Iterator[TextIO]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def workload_from(options: JobOptions, source: Source) -> Workload:
-    """The run that the options describe, on the given data."""
-    if options.warmup >= options.steps:
-        raise ValueError(
-            f"--warmup {options.warmup}: must be below --steps {options.steps}, which includes it"
-        )
-    cluster = cluster_of(options)
-    shares = parse_quotas(options.quotas or "")
-    setup = Setup(
-        source.schema,
-        cluster,
-        dim=parse_dim(options.dim, source.schema),
-        batch_size=options.batch * cluster.num_workers,
-        optimizer=options.optimizer,
-        cache=parse_size("--cache", options.cache),
-        shares=shares,
-        seed=options.seed,
-    )
-    return Workload(source, setup, options.steps, options.warmup, options.epochs, options.shuffle)
 
 
 def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
@@ -26,6 +27,12 @@ def shown(value: object) -> str:
         return one_line(_REPR.repr(value))
     except ValueError:  # Python refuses to print a number of more than 4300 digits
         return f"a huge {type(value).__name__}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question with the nearest known name, if one is near."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def one_line(text: str) -> str:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import polars as pl
+
 from embroute.config.spec import LIMITS, parse_call, shown
 from embroute.data.batch import Batch, Source
 from embroute.data.online_retail import open_retail
@@ -15,7 +17,7 @@ from embroute.data.readers.columns import ColumnSpec
 from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.files import Progress, find_files
 from embroute.data.readers.formats import FORMATS, ColumnUses, FileHead
-from embroute.data.readers.parsing import ReadOptions, column_names
+from embroute.data.readers.parsing import FRAME, ReadOptions, column_names
 from embroute.data.schema import Schema
 from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
 
@@ -74,6 +76,18 @@ def open_source(
     if not isinstance(data, ReadOptions):
         return data
     return open_files(data, Numbering(options.hash_rows, options.limit), progress)
+
+
+def open_frame(
+    frame: pl.DataFrame, options: DataOptions | None = None, progress: Progress | None = None
+) -> Source:
+    """The rows of a data frame as samples."""
+    options = options or DataOptions()
+    if options.format not in (None, "table"):
+        raise ValueError(f"--format {options.format}: a frame has columns of its own")
+    layout = formats.table_columns(FRAME, frame.columns, ",", options.uses)
+    reading = ReadOptions((), _completed(layout, options), options.skip_bad_rows, frame=frame)
+    return open_files(reading, Numbering(options.hash_rows, options.limit), progress)
 
 
 def check_data(option: str, text: str, options: DataOptions) -> None:
@@ -188,12 +202,14 @@ def _open_built_in(text: str, options: DataOptions) -> Source:
 
 def _reading(files: tuple[Path, ...], options: DataOptions) -> ReadOptions:
     """The files with the layout of their format."""
-    layout = replace(
-        _layout(formats.read_head(files[0]), options),
-        bag_separator=options.bag_separator,
-        padding=options.missing == "padding",
-    )
+    layout = _completed(_layout(formats.read_head(files[0]), options), options)
     return ReadOptions(files, layout, options.skip_bad_rows)
+
+
+def _completed(layout: ColumnSpec, options: DataOptions) -> ColumnSpec:
+    """A layout with the options that hold for every format."""
+    padding = options.missing == "padding"
+    return replace(layout, bag_separator=options.bag_separator, padding=padding)
 
 
 def _layout(head: FileHead, options: DataOptions) -> ColumnSpec:

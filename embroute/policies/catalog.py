@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from embroute.config.signature import call_with
-from embroute.config.spec import CallSpec, parse_call, shown, split_outside
+from embroute.config.spec import CallSpec, did_you_mean, parse_call, shown, split_outside
 from embroute.planner.interfaces import Dispatch, Evict, Policy, Sync
 from embroute.policies.dispatch.block import block, round_robin
 from embroute.policies.dispatch.esd import esd
@@ -154,8 +154,9 @@ def _factory(kind: str, entries: Mapping[str, Factory], name: str) -> Factory:
     if name in _installed():
         function: Factory = _installed()[name].load()
         return function
-    known = ", ".join([*entries, *_REGISTERED, *_installed()])
-    raise ValueError(f"no {kind} {shown(name)} (there are {known})")
+    known = [*entries, *_REGISTERED, *_installed()]
+    hint = did_you_mean(name, known)
+    raise ValueError(f"no {kind} {shown(name)} (there are {', '.join(known)}){hint}")
 
 
 def _usual(name: str) -> Policy:

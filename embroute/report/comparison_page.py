@@ -30,7 +30,7 @@ from embroute.report.figures import (
 from embroute.report.page import Control, ControlSettings, Page, Section, Sheet, csv_text, render
 from embroute.report.policy_detail import policy_section
 from embroute.report.tradeoffs import tradeoff_sections
-from embroute.simulate.recorder import PHASES, ReportData
+from embroute.simulator.recorder import PHASES, ReportData
 
 KIND_STYLES = {
     "miss_pull": Style("pulls: no copy", BLUE),

@@ -215,6 +215,19 @@ def lines(axes: Axes, curves: Sequence[Curve], points: bool = False) -> figure:
     return fig
 
 
+def result_bars(labels: Sequence[str], values: Sequence[float], quantity: str) -> figure:
+    """One bar a label, in the order given."""
+    height = 90 + 26 * len(labels)
+    axes = Axes(quantity, quantity, height=height, factors=tuple(labels))
+    bars = Bars("results", axes, {quantity: Style(quantity, BLUE)}, quantity)
+    return stacked(bars, Stack(tuple(labels), {quantity: list(values)}))
+
+
+def step_curve(steps: Sequence[float], values: Sequence[float], quantity: str) -> figure:
+    """One quantity over the steps."""
+    return lines(Axes(quantity, "step", quantity), [Curve(quantity, steps, values)])
+
+
 def from_zero(fig: figure, top: float) -> figure:
     """Start the vertical axis at zero."""
     fig.y_range = Range1d(0, 1.05 * top or 1)

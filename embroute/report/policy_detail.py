@@ -28,7 +28,7 @@ from embroute.report.figures import (
 )
 from embroute.report.page import Control, Section
 from embroute.report.timeline import timeline, timeline_settings
-from embroute.simulate.recorder import PHASES, Detail, LinkLoad
+from embroute.simulator.recorder import PHASES, Detail, LinkLoad
 
 MAX_BARS = 32  # workers or hosts shown one by one
 # From idle to full.

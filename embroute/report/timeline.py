@@ -20,7 +20,7 @@ from embroute.report.figures import (
     plot,
 )
 from embroute.report.run_folder import RunHistory
-from embroute.simulate.recorder import PHASES, Detail
+from embroute.simulator.recorder import PHASES, Detail
 
 MAX_WORKERS = 16
 MAX_STEPS = 5  # of a run

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from embroute.report.figures import Axes, Curve, from_zero, lines
 from embroute.report.page import Section, Sheet
-from embroute.simulate.recorder import TradeoffPoint
-from embroute.simulate.sweeps import COMPUTE_S
+from embroute.simulator.recorder import TradeoffPoint
+from embroute.simulator.sweeps import COMPUTE_S
 
 HET = "HET, VLDB 2022"
 HERALD = "Herald, NSDI 2024"

@@ -94,7 +94,7 @@ def _from_files(reading: ReadOptions, progress: Progress | None) -> Pieces:
         if not samples:
             skipped = sum(counts.values())
             why = f"all {skipped} rows are bad" if skipped else "the files hold no rows"
-            raise ValueError(f"{reading.files[0]}: no samples; {why}")
+            raise ValueError(f"{reading.first}: no samples; {why}")
 
     return pieces
 

@@ -17,6 +17,7 @@ from embroute.data.readers.records import READ_BLOCK_BYTES, RecordBlock, Syntax,
 from embroute.kernels.array_types import I64
 
 SLICE_ROWS = 65536
+FRAME = Path("the frame")  # the name of a frame in errors
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class ReadOptions:
     skip_bad_rows: bool = False
     block_bytes: int = READ_BLOCK_BYTES
     slice_rows: int = SLICE_ROWS
+    frame: pl.DataFrame | None = None  # in place of files
+
+    @property
+    def first(self) -> Path:
+        """The first file, for errors."""
+        return FRAME if self.frame is not None else self.files[0]
 
 
 def column_names(path: Path, separator: str) -> list[str]:
@@ -42,6 +49,11 @@ def column_names(path: Path, separator: str) -> list[str]:
 
 def read_rows(reading: ReadOptions, progress: Progress | None = None) -> Iterator[ParsedRows]:
     """All rows of all files, in order."""
+    if reading.frame is not None:
+        for rows, share in _table_rows(FRAME, reading.frame.lazy(), reading):
+            yield rows
+            if progress is not None:
+                progress("reading", share)
     total = sum(path.stat().st_size for path in reading.files) or 1
     before = 0
     for path in reading.files:
@@ -112,20 +124,28 @@ def _keys(block: RecordBlock, names: list[str], layout: ColumnSpec) -> dict[str,
 
 def _parquet_rows(path: Path, reading: ReadOptions) -> Iterator[tuple[ParsedRows, int]]:
     """Slices of a parquet file, each with the number of bytes read so far."""
-    schema = _parquet_schema(path)
-    _check_columns(path, schema.names(), reading.layout)
-    _check_types(path, schema, reading.layout)
-    lazy = pl.scan_parquet(path, glob=False).select(reading.layout.used)
+    _parquet_schema(path)
     try:
-        total = int(lazy.select(pl.len()).collect().item())
-        for start in range(0, total, reading.slice_rows):
-            frame = lazy.slice(start, reading.slice_rows).collect()
-            stop = start + frame.height
-            numbers = np.arange(start + 1, stop + 1)
-            position = path.stat().st_size * stop // total
-            yield ParsedRows(str(path), "row", numbers, frame, BadRows()), position
+        for rows, share in _table_rows(path, pl.scan_parquet(path, glob=False), reading):
+            yield rows, int(path.stat().st_size * share)
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{path}: cannot be read as parquet: {error}") from None
+
+
+def _table_rows(
+    path: Path, table: pl.LazyFrame, reading: ReadOptions
+) -> Iterator[tuple[ParsedRows, float]]:
+    """Slices of a table, each with the share of it read so far."""
+    schema = table.collect_schema()
+    _check_columns(path, schema.names(), reading.layout)
+    _check_types(path, schema, reading.layout)
+    used = table.select(reading.layout.used)
+    total = int(used.select(pl.len()).collect().item())
+    for start in range(0, total, reading.slice_rows):
+        frame = used.slice(start, reading.slice_rows).collect()
+        stop = start + frame.height
+        numbers = np.arange(start + 1, stop + 1)
+        yield ParsedRows(str(path), "row", numbers, frame, BadRows()), stop / total
 
 
 def _parquet_schema(path: Path) -> pl.Schema:

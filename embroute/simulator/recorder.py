@@ -12,8 +12,8 @@ import numpy as np
 
 from embroute.cost.step_time import StepTime, link_bytes
 from embroute.kernels.array_types import F64
-from embroute.simulate.comparison import PolicyResult, to_json
-from embroute.simulate.simulation import Outcome, StepReport, Workload
+from embroute.simulator.comparison import PolicyResult, to_json
+from embroute.simulator.simulation import Outcome, StepReport, Workload
 
 DETAIL_POINTS = 400  # of a curve
 TIMELINE_STEPS = 3

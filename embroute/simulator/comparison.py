@@ -9,7 +9,7 @@ from embroute.cost.step_time import KIND_NAMES, allreduce_cost_W, allreduce_shar
 from embroute.kernels.codes import UPDATE_PUSH
 from embroute.planner.bounds import Bound
 from embroute.policies.catalog import LOWER_BOUND
-from embroute.simulate.simulation import Outcome, Workload
+from embroute.simulator.simulation import Outcome, Workload
 
 SCHEMA_VERSION = 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -11,9 +11,10 @@ import numpy as np
 from embroute.config.cluster import Cluster, star_cluster
 from embroute.config.progress import progress_bar
 from embroute.config.spec import parse_size
+from embroute.planner.interfaces import Policy
 from embroute.policies.catalog import make_policy
-from embroute.simulate.recorder import Recorder, SweepPoint, TradeoffPoint
-from embroute.simulate.simulation import Outcome, Workload, measure
+from embroute.simulator.recorder import Recorder, SweepPoint, TradeoffPoint
+from embroute.simulator.simulation import Outcome, Workload, measure
 
 TRADEOFF_POLICIES = ("nocache", "vanilla", "het(100)", "herald", "esd(1)")
 PAPER_CACHES = (4, 6, 8, 10)  # per cent of the rows that occur
@@ -28,7 +29,7 @@ COMPUTE_S = 0.05e-3  # of a sample, if the job has none; otherwise only links wo
 class Case:
     """A policy on a job that differs in one quantity."""
 
-    policy: str
+    policy: Policy
     varied: str  # the quantity and its value, for messages
     x: float
     job: Workload
@@ -40,13 +41,13 @@ def _measure_cases(cases: list[Case]) -> Iterator[tuple[Case, Outcome]]:
     done = 0
     with progress_bar("", sum(case.job.steps for case in cases), counted=True) as update:
         for case in cases:
-            update(description=f"{case.policy}, {case.varied}", completed=done)
+            update(description=f"{case.policy.name}, {case.varied}", completed=done)
             recorder = Recorder(0, lambda: update(advance=1))
             done += case.job.steps
             try:
-                outcome = measure(make_policy(case.policy), case.job, recorder.watch)
+                outcome = measure(case.policy, case.job, recorder.watch)
             except ValueError as error:
-                reason = f"{case.policy}, {case.varied}: {error}"
+                reason = f"{case.policy.name}, {case.varied}: {error}"
                 click.echo(f"left out of the report: {reason}", err=True)
                 continue
             yield case, outcome
@@ -64,11 +65,13 @@ def _with_cluster(job: Workload, cluster: Cluster) -> Workload:
     return replace(job, setup=replace(job.setup, cluster=new))
 
 
-def sweep_caches(names: list[str], job: Workload, caches: list[str]) -> list[SweepPoint]:
+def sweep_caches(
+    policies: Iterable[Policy], job: Workload, caches: Sequence[str]
+) -> list[SweepPoint]:
     """Measure policies with other caches."""
     cases = [
-        Case(name, f"cache {cache}", i, _with_cache(job, cache))
-        for name in names
+        Case(policy, f"cache {cache}", i, _with_cache(job, cache))
+        for policy in policies
         for i, cache in enumerate(caches)
     ]
     points = []
@@ -76,7 +79,7 @@ def sweep_caches(names: list[str], job: Workload, caches: list[str]) -> list[Swe
         rows = int(outcome.setup.capacity_WA[0].sum())
         points.append(
             SweepPoint(
-                policy=case.policy,
+                policy=case.policy.name,
                 cache=caches[int(case.x)],
                 cache_rows=rows,
                 cache_share=rows / outcome.setup.schema.num_rows,
@@ -101,27 +104,24 @@ def tradeoff_cases(job: Workload) -> list[Case]:
     def cached(share: int) -> Workload:
         return _with_cache(job, f"{max(1, occurring * share // 100)}rows")
 
+    compared = [make_policy(name) for name in TRADEOFF_POLICIES]
     cases = [
-        Case(name, f"cache {share} %", share, cached(share), "cache")
+        Case(policy, f"cache {share} %", share, cached(share), "cache")
         for share in PAPER_CACHES
-        for name in TRADEOFF_POLICIES
+        for policy in compared
     ]
     job, slow = cached(PAPER_CACHES[-1]), workers // 2
-    cases += [Case(f"het({s})", f"bound {s}", s, job, "staleness") for s in STALENESS_BOUNDS]
+    cases += [
+        Case(make_policy(f"het({s})"), f"bound {s}", s, job, "staleness") for s in STALENESS_BOUNDS
+    ]
     for gbit in EQUAL_GBIT:
         equal = _with_cluster(job, star_cluster([gbit] * workers, gbit))
-        cases += [
-            Case(name, f"{gbit:g} Gbit/s", gbit, equal, "bandwidth") for name in TRADEOFF_POLICIES
-        ]
+        cases += [Case(policy, f"{gbit:g} Gbit/s", gbit, equal, "bandwidth") for policy in compared]
     for ratio in LINK_RATIOS:
         links = [FAST_GBIT] * (workers - slow) + [FAST_GBIT / ratio] * slow
         uneven = _with_cluster(job, star_cluster(links, SERVER_GBIT))
-        cases += [
-            Case(name, f"links 1:{ratio:g}", ratio, uneven, "ratio") for name in TRADEOFF_POLICIES
-        ]
-    return [
-        case for case in cases if optimizer not in make_policy(case.policy).sync.refused_optimizers
-    ]
+        cases += [Case(policy, f"links 1:{ratio:g}", ratio, uneven, "ratio") for policy in compared]
+    return [case for case in cases if optimizer not in case.policy.sync.refused_optimizers]
 
 
 def measure_tradeoffs(job: Workload) -> list[TradeoffPoint]:
@@ -129,7 +129,7 @@ def measure_tradeoffs(job: Workload) -> list[TradeoffPoint]:
     return [
         TradeoffPoint(
             panel=case.panel,
-            policy=case.policy,
+            policy=case.policy.name,
             x=case.x,
             rows=int(outcome.traffic.rows_WKIP.sum()),
             transmission_cost_s=outcome.transmission_cost_s,

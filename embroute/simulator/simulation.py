@@ -129,7 +129,7 @@ def start_simulation(policy: Policy, job: Workload) -> State:
     return start(policy, job.setup, calibrate(job) if policy.regroup else None)
 
 
-def simulate(policy: Policy, job: Workload) -> Iterator[StepReport]:
+def simulate_steps(policy: Policy, job: Workload) -> Iterator[StepReport]:
     """Per-step reports of a policy on a job."""
     state = start_simulation(policy, job)
     for step in plans(policy, job.batches(), state):

@@ -35,7 +35,7 @@ from embroute.kernels.codes import (
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.regroup import HotRows
-from embroute.simulate.simulation import Outcome, Workload, measure, start_simulation, with_workers
+from embroute.simulator.simulation import Outcome, Workload, measure, start_simulation, with_workers
 
 REFERENCE_POLICY = "vanilla"
 ONE_HOST_POLICIES = ("in-place",)  # for all workers and shards on one host; without caches

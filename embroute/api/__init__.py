@@ -1,0 +1,1 @@
+"""The simulator in Python: data, comparisons, single policies. Nothing here needs torch."""

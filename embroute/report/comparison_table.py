@@ -1,0 +1,111 @@
+"""A comparison as a table for a terminal or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from embroute.simulator.comparison import PolicyResult
+from embroute.simulator.simulation import Workload
+
+PULL_KINDS, PUSH_KINDS = ("miss_pull", "stale_pull"), ("update_push", "evict_push", "drain")
+
+
+def _short(value: float) -> str:
+    """Three digits or more, never an exponent: 0.0182, 1.74, 35.8, 1402."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
+
+
+def rough(value: float) -> str:
+    """Two digits, never an exponent: 0.044, 4.4, 44, 440, 44k."""
+    digits = float(f"{value:.2g}")
+    return scaled(digits if digits >= 1000 or value < 100 else value)
+
+
+def scaled(value: float) -> str:
+    """A count in five characters: 950, 12.3k, 1.2M."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return _short(value / size) + unit
+    return _short(value)
+
+
+def _milliseconds(seconds: float) -> str:
+    """At most five digits; the times of very slow links get a unit such as k or M."""
+    return _short(1e3 * seconds) if seconds < 99.9995 else scaled(1e3 * seconds)
+
+
+def _ratio(value: float, yardstick: float) -> str:
+    return f"{value / yardstick:.2f}" if yardstick else "-"
+
+
+def _cells(entry: PolicyResult, yardstick: PolicyResult) -> list[str]:
+    flags = ("" if entry.exact else "*") + ("~" if entry.order_changed else "")
+    return [
+        entry.name + flags,
+        scaled(sum(entry.rows[kind] for kind in PULL_KINDS)),
+        scaled(sum(entry.rows[kind] for kind in PUSH_KINDS)),
+        scaled(entry.moved_bytes),
+        _milliseconds(entry.transmission_cost_s),
+        _ratio(entry.transmission_cost_s, yardstick.transmission_cost_s),
+        _milliseconds(entry.step_time_s),
+        _ratio(entry.step_time_s, yardstick.step_time_s),
+        "-" if entry.hit_rate is None else f"{100 * entry.hit_rate:.0f}%",
+        "-" if entry.decision_ms is None else rough(entry.decision_ms),
+    ]
+
+
+_COUNTS = ("pulls", "pushes", "bytes")
+_NUMBERS = (*_COUNTS, "cost\nms", "ratio", "step\nms", "ratio", "hits", "decide\nms")
+
+
+def subsets(results: Sequence[PolicyResult], job: Workload) -> list[str]:
+    """A sentence for each policy that uses only some of the workers."""
+    count = job.setup.num_workers
+    return [
+        f"{entry.name} uses workers {', '.join(str(w.worker) for w in entry.per_worker)} of {count}"
+        for entry in results
+        if 0 < len(entry.per_worker) < count
+    ]
+
+
+def comparison_table(results: Sequence[PolicyResult], job: Workload, data: str) -> Table:
+    """The comparison as a table of at most 80 columns; the best of a column is bold."""
+    yardstick = next(entry for entry in results if entry.name == "vanilla")
+    real = [entry for entry in results if not entry.reference]
+    setup = job.setup
+    title = (
+        f"{escape(data)}: {setup.num_workers} workers x {setup.batch_size // setup.num_workers} "
+        f"samples, caches of {int(setup.capacity_WA[0].sum()):,} of {setup.schema.num_rows:,} rows"
+    )
+    caption = "cost: busy time of all links; ratio: to vanilla; * inexact; ~ order changed"
+    out = Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    out.add_column("policy", overflow="fold", max_width=24)
+    for heading in _NUMBERS:
+        out.add_column(heading, justify="right", no_wrap=True)
+    best_cost = min(entry.transmission_cost_s for entry in real)
+    best_time = min(entry.step_time_s for entry in real)
+    for entry in sorted(results, key=lambda entry: entry.reference):
+        cells = [Text(cell) for cell in _cells(entry, yardstick)]
+        best = {4: entry.transmission_cost_s == best_cost, 6: entry.step_time_s == best_time}
+        for column, is_best in best.items():
+            if is_best and not entry.reference:
+                cells[column].stylize("bold")
+                cells[column + 1].stylize("bold")
+        out.add_row(*cells, style="dim" if entry.reference else None)
+    return out
