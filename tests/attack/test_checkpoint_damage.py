@@ -58,7 +58,7 @@ SMALL = [
     "a link out of the folder",
     "a pipe",
     "manifest truncated",
-    "manifest of version 3",
+    "manifest of version 4",
     "type of num_shards",
     "a name outside",
     "a huge header",

@@ -47,14 +47,14 @@ def job(
 
 
 SETTINGS: list[tuple[str, object, str]] = [
-    ("policy", None, "policy= must be the name of a policy, got None"),
-    ("policy", b"esd", "policy= must be the name of a policy, got b'esd'"),
+    ("policy", None, "policy= must be a policy, its name or its function, got None"),
+    ("policy", b"esd", "policy= must be a policy, its name or its function, got b'esd'"),
     ("policy", "zzz", "policy= 'zzz': no policy 'zzz' (there are nocache,"),
     ("policy", "((((", "policy= '((((': unbalanced parentheses"),
     ("policy", "esd(alpha=1, alpha=1)", "option 'alpha' is given twice"),
     ("policy", f"fae(seed={HUGE})", f"fae: seed must be between 0 and {LARGEST_SEED}"),
     ("compare_with", "zzz", "compare_with= 'zzz': no policy 'zzz'"),
-    ("compare_with", 3, "compare_with= must be the name of a policy, got 3"),
+    ("compare_with", 3, "compare_with= must be a policy, its name or its function, got 3"),
     ("cache", True, "cache= must look like 0.1, '10%' or '256MB', got True"),
     ("cache", None, "cache= must look like"),
     ("cache", NAN, "cache= must look like 0.1, 10%, 5000rows or 256MB, got 'nan'"),
