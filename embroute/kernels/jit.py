@@ -1,7 +1,8 @@
 """The one way kernels are compiled: serial, without the GIL, cached on disk.
 
 numba compiles again when a kernel's own file has changed, but not when the file of a kernel that it
-calls has. So a digest of every file with kernels names the cache folder.
+calls has. So a digest of every file with kernels, and of the modules that such a file imports
+(kernels may read their constants), names the cache folder.
 """
 
 from __future__ import annotations
@@ -21,18 +22,28 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _PACKAGE = Path(__file__).parent.parent
-_USES_KERNELS = re.compile(rb"^@(kernel|inlined)\b|^from embroute\.kernels", re.MULTILINE)
+_KERNEL = re.compile(r"^@(kernel|inlined)\b", re.MULTILINE)
+_IMPORT = re.compile(r"^from embroute\.([\w.]+) import", re.MULTILINE)
 
 
 @cache
 def cache_folder() -> str:
     """The folder of this version's compiled kernels, in NUMBA_CACHE_DIR or the user's cache."""
     parent = os.environ.get("NUMBA_CACHE_DIR") or _user_cache()
-    sources = (path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
     digest = sha256(numba.__version__.encode())
-    for source in filter(_USES_KERNELS.search, sources):
-        digest.update(source)
+    for source in _sources_of_kernels():
+        digest.update(source.encode())
     return str(Path(parent) / f"kernels-{digest.hexdigest()[:16]}")
+
+
+def _sources_of_kernels() -> Iterator[str]:
+    """The text of every file that can change a compiled kernel."""
+    modules = sorted(_PACKAGE.rglob("*.py"))
+    text_of = {path.relative_to(_PACKAGE): path.read_text("utf-8") for path in modules}
+    needed = {path for path, text in text_of.items() if _KERNEL.search(text)}
+    imported = {name for path in needed for name in _IMPORT.findall(text_of[path])}
+    needed |= {Path(*name.split(".")).with_suffix(".py") for name in imported}
+    return (text for path, text in text_of.items() if path in needed)
 
 
 def _user_cache() -> Path:
