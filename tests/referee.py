@@ -34,6 +34,7 @@ class Referee:
         self.slot_of: list[dict[int, int]] = [{} for _ in setup.cluster.workers]  # by row
         self.steps: list[list[int]] = []  # numbers of the samples trained
         self.before = Memory()
+        self.replicates = False  # whether a row has ever had replicas
         # Of the step being replayed: (worker, row) of look-ups, and the mode of each touch.
         self.looked_up: set[Key] = set()
         self.touched: dict[Key, int] = {}
@@ -56,8 +57,7 @@ class Referee:
         self._begin(plan)
         self._slots(plan)
         self._reads(pulled)
-        bits = self._train()
-        memory = self._updates(plan, bits)
+        memory = self._updates(plan, self._train())
         for row, unsent, clock in landing:
             self._merge(row, unsent, clock)
         self._drops()
@@ -128,7 +128,7 @@ class Referee:
     def _also_at_another(self, worker: int, copy: Copy) -> bool:
         """Whether another worker has a replica with the same value."""
         others = [c for w, held in enumerate(self.copies) if w != worker for c in held.values()]
-        return self.policy.sync.replicates and any(
+        return self.replicates and any(
             c.row == copy.row and not copy.value & ~c.value for c in others
         )
 
@@ -175,6 +175,7 @@ class Referee:
         self.touched = dict(zip(keys, plan.decision.mode_T.tolist(), strict=True))
         demand(len(self.touched) == len(keys), "a touch is listed twice")
         self.dropped = {keys[t] for t in np.flatnonzero(plan.decision.drop_T).tolist()}
+        self.replicates |= not {codes.FILL, codes.REPLICA}.isdisjoint(self.touched.values())
         real = {key for key, mode in self.touched.items() if mode != codes.FILL}
         demand(self.looked_up <= set(keys), "look-ups without a touch")
         by_row = defaultdict[int, list[int]](list)
@@ -259,8 +260,8 @@ class Referee:
             self._overlap(move)
             demand(self.setup.arenas[move.arena] == self.width_R[row], "wrong arena", move)
             room = capacity_WA[worker].tolist()
-            inside = 0 <= slot - sum(room[: move.arena]) < room[move.arena]
-            demand(inside, "law 5: slot outside its arena", move)
+            place = slot - sum(room[: move.arena])
+            demand(0 <= place < room[move.arena], "law 5: slot outside its arena", move)
             self._make_room(move)
             clock = self.shard_clock[row]
             self.copies[worker][slot] = Copy(row, self.shard[row], with_state, clock, clock)
@@ -273,10 +274,9 @@ class Referee:
         new = np.flatnonzero(plan.decision.need_T == codes.NEW)
         rows = plan.rows.rows_U[plan.touches.unique_T[new]].tolist()
         self.begun = list(zip(plan.touches.worker_T[new].tolist(), rows, strict=True))
-        for (worker, row), slot in zip(
-            self.begun, plan.placement.slot_T[new].tolist(), strict=True
-        ):
-            demand(self.policy.sync.local_init and self.setup.seeded, "nobody may make row", row)
+        slots = plan.placement.slot_T[new].tolist()
+        for (worker, row), slot in zip(self.begun, slots, strict=True):
+            demand(self.setup.seeded, "nobody may make row", row)
             demand(self.made[row] == 0, "law 3: made, but trained before: row", row)
             self._make_room(Transfer(worker, row, slot, 0, 0, codes.VALUE_STATE, codes.LATE))
             self.copies[worker][slot] = Copy(row, 0, True, 0, 0)

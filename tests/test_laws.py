@@ -171,7 +171,7 @@ def states_match(referee: Referee, state: State) -> None:
     assert {key: (cell & codes.SLOT_MASK) - 1 for key, cell in cells.items()} == found
     dirty = {key for key, cell in cells.items() if cell & codes.DIRTY}
     mine = referee.dirty()
-    if referee.policy.sync.replicates:
+    if referee.replicates:
         # Every replica has the update; exactly one of them is charged with bringing it home.
         assert dirty <= mine
         assert sorted(row for _, row in dirty) == sorted({row for _, row in mine})

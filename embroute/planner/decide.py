@@ -72,7 +72,7 @@ def _assign(policy: Policy, window: Window, state: State) -> tuple[SyncContext, 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
     context, assignment = _assign(policy, window, state)
-    decision = policy.sync.decide(context)
+    decision = policy.sync.decide(context)._replace(record=policy.sync.record)
     cache_moves = row_store_of(policy).move_rows(policy, context, decision)
     placement = cache_moves.placement
     plan = Plan(

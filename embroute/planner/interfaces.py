@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from embroute.data.batch import Batch
 from embroute.data.window import Window
 from embroute.kernels.array_types import I32, I64, U8, Bools
-from embroute.kernels.codes import VALUE_STATE
+from embroute.kernels.codes import DELTA, VALUE_STATE
 from embroute.kernels.touches import Touches
 from embroute.planner.kernels.cache import CachedCopies, Placement
 from embroute.planner.kernels.eviction import EvictionMoves
@@ -155,6 +155,10 @@ class Dispatch:
     warm_start: WarmStart | None = None
 
 
+# Copies of rows outlive their step, leave after it, or are never made.
+Copies = Literal["kept", "dropped", "none"]
+
+
 @dataclass(frozen=True)
 class Sync:
     """Which rows move before and after a step, and who applies updates."""
@@ -166,13 +170,9 @@ class Sync:
     readable: Readable = as_stored
     pinned: Callable[[State], Bools | None] = pin_nothing  # rows whose copies never leave
     laws: Callable[[Plan, State], Iterator[tuple[str, int]]] = no_laws  # as `RowStore.laws`
-    record: int = VALUE_STATE  # kind of record that a copy with unpushed updates returns
     bound: int = 0  # updates a read may miss; 0 is exact
-    caches: bool = True  # whether copies outlive their step
-    shared_memory: bool = False  # whether rows are read and trained where the shards keep them
-    replicates: bool = False
+    copies: Copies = "kept"
     pipelined: bool = False  # chunks of late pulls move beside chunks of urgent pushes
-    local_init: bool = False  # workers compute the initial values of untouched rows
     refused_optimizers: tuple[str, ...] = ()
     lookahead: int = 1
 
@@ -180,6 +180,19 @@ class Sync:
     def exact(self) -> bool:
         """Whether every read sees every earlier update."""
         return self.bound == 0
+
+    @property
+    def record(self) -> int:
+        """The kind of record that a copy with unpushed updates returns.
+
+        Several copies may have updates of their own if reads may miss some: their sums travel.
+        """
+        return DELTA if self.bound else VALUE_STATE
+
+    @property
+    def shared_memory(self) -> bool:
+        """Whether rows are read and trained where the shards keep them."""
+        return self.copies == "none"
 
 
 @dataclass(frozen=True)

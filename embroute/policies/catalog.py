@@ -200,12 +200,12 @@ def _from_parts(text: str, parts: list[str]) -> Policy:
         if not isinstance(made, wanted):
             raise ValueError(f"--policy {text!r}: {kind}={value} makes no {wanted.__name__}")
         policy = _with(policy, made)
-    if not policy.sync.caches and policy.dispatch.looks_at_caches:
+    if policy.sync.copies != "kept" and policy.dispatch.looks_at_caches:
         raise ValueError(
             f"--policy {text!r}: dispatch={policy.dispatch.name} prefers workers by what they have "
             f"cached, and sync=none caches nothing; use dispatch=block"
         )
-    if not policy.sync.caches and "evict" in calls:
+    if policy.sync.copies != "kept" and "evict" in calls:
         raise ValueError(f"--policy {text!r}: sync=none caches nothing, so evict= has no meaning")
     return policy
 

@@ -170,4 +170,4 @@ def on_demand_with_allreduce(local_init: bool = True) -> Sync:
         return ExtraRows(np.empty(0, np.int64), reduced)
 
     decide = partial(_decide, local_init=local_init)
-    return Sync("reduced", decide, extra, replicates=True, pipelined=True, local_init=local_init)
+    return Sync("reduced", decide, extra, pipelined=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from embroute.config.signature import Between
 from embroute.kernels.array_types import I32, I64, U8
-from embroute.kernels.codes import DELTA, DIRTY, FRESH, HIT, LOCAL, MISS, SLOT_MASK, STALE
+from embroute.kernels.codes import DIRTY, FRESH, HIT, LOCAL, MISS, SLOT_MASK, STALE
 from embroute.kernels.jit import kernel
 from embroute.kernels.touches import Touches
 from embroute.planner.interfaces import PartMemory, RunStart, Sync, SyncContext
@@ -213,8 +213,7 @@ def bounded(bound: StalenessBound = 100) -> Sync:
         # An invalid copy pushes its own updates before it pulls.
         return_T = (need_T == STALE) & ((context.cell_T & DIRTY) != 0)
         returned = (touches.worker_T[return_T], touches.unique_T[return_T])
-        decision = make_decision(need_T, np.full_like(need_T, LOCAL), returned=returned)
-        return decision._replace(record=DELTA)
+        return make_decision(need_T, np.full_like(need_T, LOCAL), returned=returned)
 
     def laws(plan: Plan, state: State) -> Iterator[tuple[str, int]]:
         clocks, slot_T = state.memory(Clocks), plan.placement.slot_T
@@ -228,7 +227,6 @@ def bounded(bound: StalenessBound = 100) -> Sync:
         memory=PartMemory(Clocks, _first_clocks, _learn_clocks, _learn_drain),
         readable=readable,
         laws=laws,
-        record=DELTA,
         bound=bound,
         refused_optimizers=("adam",),  # deltas of its moments do not add up to its moments
     )

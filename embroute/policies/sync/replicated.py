@@ -122,7 +122,7 @@ def swapped() -> Sync:
             return_unique=unique,
         )
 
-    return Sync("swapped", decide, extra=extra, pinned=_hot, replicates=True)
+    return Sync("swapped", decide, extra=extra, pinned=_hot)
 
 
 def always_replicated() -> Sync:
@@ -144,4 +144,4 @@ def always_replicated() -> Sync:
         push_T = np.where(cold_T, GRADIENT, NOTHING).astype(np.uint8)
         return make_decision(need_T, mode_T, push_T)._replace(drop_T=cold_T.astype(np.uint8))
 
-    return Sync("replicated", decide, extra=extra, pinned=_hot, replicates=True)
+    return Sync("replicated", decide, extra=extra, pinned=_hot)

@@ -31,7 +31,7 @@ def uncached() -> Sync:
         mode_T, push_T = np.full_like(need_T, SHARED), np.full_like(need_T, GRADIENT)
         return make_decision(need_T, mode_T, push_T)._replace(drop_T=np.ones_like(need_T))
 
-    return Sync("none", decide, caches=False)
+    return Sync("none", decide, copies="dropped")
 
 
 def shared_memory() -> Sync:
@@ -43,4 +43,4 @@ def shared_memory() -> Sync:
         push_T = np.where(mode_T == SHARED, np.uint8(GRADIENT), np.uint8(NOTHING))
         return make_decision(np.full_like(mode_T, HIT), mode_T, push_T)
 
-    return Sync("in-place", decide, caches=False, shared_memory=True)
+    return Sync("in-place", decide, copies="none")
