@@ -178,7 +178,7 @@ def test_crash_while_saving_leaves_a_whole_checkpoint(
     [
         ("shard1.safetensors", lambda data: data[:-1], r"has \d+ bytes, \d+ were written to it"),
         ("shard0.safetensors", lambda data: data[:-1] + b"x", "is damaged: bytes .* checksum"),
-        ("brain.safetensors", lambda data: None, "is missing"),
+        ("planner.safetensors", lambda data: None, "is missing"),
         ("manifest.json", lambda data: None, "is missing"),
         ("manifest.json", lambda data: data[:-2], "is damaged: Expecting"),
         ("manifest.json", lambda data: data.replace(b"esd", b"esb"), "does not have its checksum"),

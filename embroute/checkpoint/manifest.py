@@ -41,7 +41,7 @@ from embroute.cost.step_time import OPTIMIZERS
 VERSION = 3
 MAX_BYTES = 1 << 26  # of a manifest
 ROW_TYPES = ("float16", "float32", "float64")
-PLANNER_FILE, DENSE_FILE = "brain.safetensors", "dense.safetensors"
+PLANNER_FILE, DENSE_FILE = "planner.safetensors", "dense.safetensors"
 
 _FIELDS = ("step", "policy", "num_workers", "num_shards", "identity", "files", "run_id", "saved_s")
 _START = b'{\n "checksum": "'

@@ -3,7 +3,7 @@
 - `shard0.safetensors` and so on: records of rows, optimizer state included;
 - `dense.safetensors`: model, optimizers, schedules, random state;
 - `worker0.safetensors` and so on: a worker's unsent deltas and random state;
-- `brain.safetensors`: the planner's state (`planner_state.py`).
+- `planner.safetensors`: the planner's state (`planner_state.py`).
 
 Values other than tensors are JSON in the header of their file.
 """

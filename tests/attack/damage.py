@@ -18,10 +18,10 @@ from embroute.checkpoint.tensor_header import LENGTH_BYTES, _with_checksum, chec
 Harm = Callable[[Path], object]
 Fields = dict[str, Any]
 INSPECT, VERIFY, EXPORT, PREDICT, RESUME = "inspect", "verify", "export", "predict", "resume"
-KINDS = ("brain", "dense", "shard0", "worker1")
+KINDS = ("planner", "dense", "shard0", "worker1")
 # Commands that do not read the tensors of a kind of file; headers are read by all of them.
 UNREAD = {
-    "brain": (INSPECT, EXPORT, PREDICT),
+    "planner": (INSPECT, EXPORT, PREDICT),
     "dense": (INSPECT, EXPORT),
     "shard0": (INSPECT,),
     "worker1": (INSPECT, EXPORT, PREDICT),
@@ -234,7 +234,7 @@ def named(name: str) -> Harm:
     def harm(folder: Path) -> None:
         target = Path(name) if name.startswith("/") else folder / name
         if not name.startswith("/proc"):
-            shutil.copy(folder / file("brain"), target)
+            shutil.copy(folder / file("planner"), target)
         put_file(0, name)(folder)
 
     return harm
@@ -262,20 +262,20 @@ _FILES = {
     "truncated by a byte": Damage(edit(file("shard1"), lambda data: data[:-1])),
     "truncated to half": Damage(edit(file("dense"), lambda data: data[: len(data) // 2])),
     "truncated to 5 bytes": Damage(edit(file("worker0"), lambda data: data[:5])),
-    "extended": Damage(edit(file("brain"), lambda data: data + b"\0")),
+    "extended": Damage(edit(file("planner"), lambda data: data + b"\0")),
     "emptied": Damage(edit(file("shard0"), lambda data: b"")),
     "zeros of the same length": Damage(edit(file("worker1"), lambda data: bytes(len(data)))),
     "two shards swapped": Damage(swap),
     "two shards swapped, in the manifest too": Damage(swap_and_list),
     "a shard of another step": Damage(of_another_step("shard1")),
-    "a brain of another step": Damage(of_another_step("brain")),
+    "a planner of another step": Damage(of_another_step("planner")),
     "dense of another step": Damage(of_another_step("dense")),
     "missing worker": Damage(lambda folder: (folder / file("worker0")).unlink()),
     "missing shard": Damage(lambda folder: (folder / file("shard1")).unlink()),
     "a file too many": Damage(lambda f: shutil.copy(f / file("shard0"), f / file("shard2"))),
     "a link out of the folder": Damage(elsewhere(file("shard0"))),
     "a link to itself": Damage(replaced(file("dense"), lambda path: path.symlink_to(path))),
-    "a pipe": Damage(replaced(file("brain"), os.mkfifo)),
+    "a pipe": Damage(replaced(file("planner"), os.mkfifo)),
     "a folder": Damage(replaced(file("shard1"), os.mkdir)),
     "the folder renamed": Damage(lambda folder: folder.rename(folder.with_name("step-00000025"))),
     "a shard forgotten": Damage(forget("shard1", num_shards=1)),
@@ -325,8 +325,8 @@ _MANIFEST = {
     "no files": Damage(put(files=[])),
     "a file twice": Damage(reseal(duplicate)),
     "an absolute name": Damage(named("/proc/self/status")),
-    "a name outside": Damage(named("../brain.safetensors")),
-    "a name in a folder": Damage(put_file(0, "./brain.safetensors")),
+    "a name outside": Damage(named("../planner.safetensors")),
+    "a name in a folder": Damage(put_file(0, "./planner.safetensors")),
     "bytes of a file": Damage(put_file(1, -1)),
     "checksum of a header": Damage(put_file(2, "0" * 16)),
     "a million shards": Damage(put(num_shards=10**12)),
@@ -344,19 +344,21 @@ _HEADERS = {
     "overlapping tensors": Damage(change_tensor("shard0", data_offsets=[0, 8])),
     "a tensor before the start": Damage(change_tensor("shard0", data_offsets=[-8, 8])),
     "an unknown type": Damage(change_tensor("dense", dtype="F4")),
-    "a negative shape": Damage(change_tensor("brain", shape=[-1, -1])),
+    "a negative shape": Damage(change_tensor("planner", shape=[-1, -1])),
     "a shape that is too large": Damage(change_tensor("worker0", shape=[1 << 70])),
     "a tensor that is a number": Damage(rehead("dense", lambda header: header.update(more=3))),
-    "a text that is a number": Damage(rehead("brain", lambda h: h["__metadata__"].update(more=3))),
+    "a text that is a number": Damage(
+        rehead("planner", lambda h: h["__metadata__"].update(more=3))
+    ),
     "no sums of blocks": Damage(retell("shard0", "block_sums", "")),
     "blocks of no bytes": Damage(retell("shard0", "block_bytes", "0")),
-    "no state": Damage(retell("brain", "state", None)),
-    "a state without a step": Damage(retell("brain", "state", "{}")),
-    "a state that is no JSON": Damage(retell("brain", "state", "{")),
-    "no position": Damage(retell("brain", "position", None), (EXPORT, PREDICT)),
-    "a position that is a list": Damage(retell("brain", "position", "[1]"), (EXPORT, PREDICT)),
+    "no state": Damage(retell("planner", "state", None)),
+    "a state without a step": Damage(retell("planner", "state", "{}")),
+    "a state that is no JSON": Damage(retell("planner", "state", "{")),
+    "no position": Damage(retell("planner", "position", None), (EXPORT, PREDICT)),
+    "a position that is a list": Damage(retell("planner", "position", "[1]"), (EXPORT, PREDICT)),
     "a position without samples": Damage(
-        retell("brain", "position", "{}"), (INSPECT, VERIFY, EXPORT, PREDICT)
+        retell("planner", "position", "{}"), (INSPECT, VERIFY, EXPORT, PREDICT)
     ),
     "optimizers that are a number": Damage(
         retell("dense", "optimizers", "3"), (INSPECT, VERIFY, EXPORT, PREDICT)

@@ -50,7 +50,7 @@ RUN = RunFile(
 NEWEST = "step-00000020"
 # One of each kind.
 SMALL = [
-    "header of brain",
+    "header of planner",
     "last byte of shard0",
     "a bit of the manifest",
     "truncated to half",

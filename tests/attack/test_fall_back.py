@@ -30,7 +30,7 @@ from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_
 from tests.sizes import marked_full
 
 STEPS, EVERY = 30, 10
-FILES = ["brain", "dense", "shard0", "shard1", "worker0", "worker1"]
+FILES = ["planner", "dense", "shard0", "shard1", "worker0", "worker1"]
 POLICIES = ["esd(1)", "het(4)", "embroute(effort=200)", "in-place"]
 Capture = pytest.CaptureFixture[str]
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", marked_full(FILES, ["brain", "shard0"]))
+@pytest.mark.parametrize("name", marked_full(FILES, ["planner", "shard0"]))
 def test_fall_back_skips_a_damaged_checkpoint(name: str, folder: Path, capsys: Capture) -> None:
     flip(folder / "step-00000020" / file(name), -1)
     results = run(goes_on(folder), batches(2, STEPS))
@@ -150,7 +150,7 @@ def test_equal_runs_save_equal_bytes(policy: str, tmp_path: Path) -> None:
     assert told[0] == told[1]
     names = [name for name, *_ in told[0]["files"]]
     ranks = [f"{role}{i}.safetensors" for role in ("shard", "worker") for i in range(2)]
-    assert names == ["brain.safetensors", "dense.safetensors", *ranks]
+    assert names == ["planner.safetensors", "dense.safetensors", *ranks]
     for name in names:
         assert (paths[0] / name).read_bytes() == (paths[1] / name).read_bytes(), name
 
