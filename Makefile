@@ -2,7 +2,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all check bench clean
+.PHONY: setup demo test test-all check docs bench clean
 .DEFAULT_GOAL := demo
 
 setup: $(READY)  ## create .venv with everything the project needs
@@ -10,7 +10,7 @@ setup: $(READY)  ## create .venv with everything the project needs
 $(READY): pyproject.toml
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable ".[train,report,dev]"
+	$(BIN)/pip install --quiet --editable ".[train,report,dev,docs]"
 	touch $@
 
 DEMO := --workers 4 --steps 600 --batch 256 --checkpoint-every 300
@@ -36,9 +36,13 @@ check: $(READY)  ## style, types, shape
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_tidy.py
 
+docs: $(READY)  ## the documentation as a site, offline, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html."
+
 bench: $(READY)  ## speed and size, recorded under benchmarks/results
 	$(BIN)/python -m benchmarks.decisions
 
 clean:  ## remove the environment and everything compiled or cached
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -331,30 +330,6 @@ def test_compare_accepts_combined_options(arguments: tuple[str, ...]) -> None:
 
 
 DOCS = Path(__file__).parent.parent / "docs"
-EXAMPLES = [
-    (page, command, told)
-    for page in ("data.md", "cluster.md")
-    for block in re.findall(
-        r"^```\n(\$ .*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
-    )
-    for command, told in re.findall(r"\$ embroute (.*?)\n((?:[^$].*\n)*)", block)
-]
-
-
-@pytest.mark.parametrize(("page", "command", "told"), EXAMPLES)
-def test_commands_of_the_manual_print_what_it_shows(
-    page: str, command: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, kind in (("clicks.csv", "csv"), ("cluster.yaml", "yaml")):
-        found = re.search(rf"```{kind}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-        (tmp_path / name).write_text(found.group(1) if found else "")
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli, shlex.split(command))
-    if told.startswith("embroute: "):
-        assert f"embroute: {result.exception}\n" == told
-    else:
-        assert result.exit_code == 0, result.output
-        assert all(line in result.output for line in told.splitlines())
 
 
 def test_manual_describes_every_data_option_and_name() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,26 +212,6 @@ def test_workers_fast_reports_only_the_chosen_workers(found: Found) -> None:
     assert 0 < len(fast["workers"]) < 8
     assert fast["workers"] == list(range(len(fast["workers"])))
     assert [worker["host"] for worker in fast["per_worker"]] == [f"w{i}" for i in fast["workers"]]
-
-
-def test_json_examples_of_the_manual_print_what_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = MANUAL.read_text()
-    command = re.search(r"^    embroute (compare .*)$", text, re.MULTILINE)
-    assert command is not None
-    policies = re.search('"(.*?)"', command.group(1))
-    assert policies is not None
-    monkeypatch.chdir(tmp_path)
-    assert run("compare", "--policies", policies.group(1), "--json", "result.json").exit_code == 0
-    examples = re.findall(r"```python\n(.*?)```\n\n    (.*?)\n", text, re.DOTALL)
-    assert len(examples) == 2
-    names: dict[str, object] = {}
-    for code, printed in examples:
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            exec(code, names)
-        assert output.getvalue().strip() == printed
 
 
 WIDE = "dispatch=esd(0.25, ties=any) sync=until-last-use(30) evict=clairvoyant(30)"
