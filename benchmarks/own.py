@@ -36,7 +36,7 @@ from embroute.simulator.simulation import (
 
 RIVALS = ("esd(1)", "herald", "esd(1, workers=fast)", "herald(workers=fast)")
 ALIKE = tuple(  # the same with the transfers of embroute: pulls beside pushes, new rows made
-    f"dispatch={name} sync=streamed(new=made){workers}"
+    f"dispatch={name} sync=pipelined(init=local){workers}"
     for name in ("esd(1)", "herald")
     for workers in ("", " workers=fast")
 )
@@ -100,7 +100,7 @@ def one_after_the_other(source: Source) -> float:
 def ratios(name: str, source: Source) -> list[list[str]]:
     """Cost, rows and step time over those of others, in several variants."""
     own = figures(source, "embroute(objective=cost)", ["embroute"])
-    pulled = figures(source, "embroute(objective=cost, new=pulled)", ["embroute(new=pulled)"])
+    pulled = figures(source, "embroute(objective=cost, init=pull)", ["embroute(init=pull)"])
     published, alike = figures(source, RIVALS[0], RIVALS), figures(source, ALIKE[0], ALIKE)
     apart = (*published[:2], one_after_the_other(source))
     pairs = {
@@ -169,7 +169,7 @@ def main() -> None:
         "the engine overlaps transfers with compute for every policy; here rows of ESD and Herald "
         "move between computes only, as Herald pushes rows (on any number of workers). Third: "
         "`embroute` pulls new rows. Fourth: the other policies with the transfers of `embroute`, "
-        "`sync=streamed(new=made)`."
+        "`sync=pipelined(init=local)`."
     )
     headings = ["trace", "embroute", "transmission cost", "rows moved", "step time"]
     by_effort = markdown(["trace", "effort", "cost over esd(1)", "ms per step"], curves)

@@ -16,12 +16,12 @@ from benchmarks.workload import Case
 
 RATES = (1000.0, 250.0, 100.0)  # Mbit/s
 POLICY = "dispatch=esd sync={}"
-SYNCS = {"one": "on-demand", "several": "streamed"}
+SYNCS = {"one": "on-demand", "several": "pipelined"}
 CASE = Case("embroute", cache=0.1, workers=4, batch=256, steps=60, warmup=20, hidden=(16,))
 NOTE = (
     "DLRM over 26 tables, dim 32, MLPs (16), 4 workers x 256, each behind its own link; shard and "
     "coordinator on a host at 10 Gbit/s; all of them on two cores. The same plans with "
-    "`sync=on-demand` and `sync=streamed`: urgent pushes and late pulls in one part, and in up to "
+    "`sync=on-demand` and `sync=pipelined`: urgent pushes and late pulls in one part, and in up to "
     "eight. Medians over steps, in turns."
 )
 

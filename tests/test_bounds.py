@@ -24,7 +24,7 @@ from tests.workloads import draw_batches, setups
 
 Uses = list[set[int]]
 
-MAKING = "streamed(new=made)"  # what the bound allows: on demand, and new rows are not pulled
+MAKING = "pipelined(init=local)"  # what the bound allows: on demand, and new rows are not pulled
 EXACT = (
     "nocache",
     "vanilla",

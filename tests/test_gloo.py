@@ -34,7 +34,7 @@ JOBS = {
         "dispatch=esd sync=on-demand evict=clairvoyant(3)@sgd",
         "dispatch=herald sync=write-through evict=lfu@adagrad",
         "in-place@adagrad",
-        "dispatch=esd sync=streamed@adam",
+        "dispatch=esd sync=pipelined@adam",
     ],
     (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "embroute@sgd"],
 }

@@ -48,7 +48,7 @@ VARIANTS = [
     "embroute(effort=50, ahead=1)",
     "embroute(effort=auto, ahead=6)",
     "embroute(objective=cost)",
-    "embroute(new=pulled)",
+    "embroute(init=pull)",
     "unbounded(of=esd(1))",
     "unbounded(of=fae)",
     "unbounded(of=het(2))",
@@ -61,8 +61,8 @@ VARIANTS = [
     "dispatch=robin sync=until-last-use(10) evict=clairvoyant(3)",
     "dispatch=esd sync=until-last-use(3) evict=lru",
     "dispatch=esd sync=on-demand evict=stale-first",
-    "dispatch=esd sync=streamed",
-    "dispatch=esd sync=streamed(new=made)",
+    "dispatch=esd sync=pipelined",
+    "dispatch=esd sync=pipelined(init=local)",
     "dispatch=robin sync=het(4) evict=stale-first",
 ]
 POLICIES = [*SYSTEMS, *VARIANTS]

@@ -72,7 +72,7 @@ POLICIES = [
     "dispatch=block sync=none",
     "dispatch=block sync=on-demand evict=lru",
     "dispatch=esd sync=on-demand evict=stale-first",
-    "dispatch=esd sync=streamed evict=lru",
+    "dispatch=esd sync=pipelined evict=lru",
 ]
 SMALL = [
     "nocache",
@@ -89,7 +89,7 @@ SMALL = [
     "dispatch=robin sync=until-last-use(4) evict=light-lfu",
     "dispatch=block sync=none",
     "dispatch=esd sync=on-demand evict=stale-first",
-    "dispatch=esd sync=streamed evict=lru",
+    "dispatch=esd sync=pipelined evict=lru",
 ]
 
 

@@ -52,7 +52,7 @@ EXACT = [
     "dispatch=herald sync=write-through evict=lfu",
     "unbounded(of=esd(0.5))",
 ]
-MORE = ["embroute(effort=auto)", "het(0)", "dispatch=esd sync=streamed(new=made)"]
+MORE = ["embroute(effort=auto)", "het(0)", "dispatch=esd sync=pipelined(init=local)"]
 TOPOLOGIES = [(2, 1), (3, 2), (2, 2), (3, 1)]
 
 

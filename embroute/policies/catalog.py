@@ -34,8 +34,8 @@ from embroute.policies.systems import (
     het_policy,
     in_place_policy,
     nocache_policy,
+    pipelined_sync,
     scars_policy,
-    streamed,
     vanilla_policy,
 )
 
@@ -53,7 +53,7 @@ SYNCS: Mapping[str, Factory] = {
     "none": uncached,
     "write-through": write_through,
     "on-demand": on_demand,
-    "streamed": streamed,
+    "pipelined": pipelined_sync,
     "het": bounded,
     "until-last-use": until_last_use,
 }

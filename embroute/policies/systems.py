@@ -28,7 +28,7 @@ from embroute.policies.sync.write_through import shared_memory, uncached, write_
 
 Effort = Annotated[int, Between(1, 10**6)]
 Shares = tuple[Ratio, ...]  # of a batch: one for every worker, or one for each such as 0.2+0.1+0
-NewRows = Literal["made", "pulled"]  # rows that no step has trained: computed, or pulled
+RowInit = Literal["local", "pull"]  # a row that no step has trained: computed, or pulled
 Rounds = Annotated[int, Between(2, 10**6)]
 
 
@@ -102,7 +102,7 @@ def embroute_policy(  # noqa: PLR0913  # each is an option
     quotas: Literal["free", "equal"] | None = None,
     floor: Shares | None = None,
     ceiling: Shares | None = None,
-    new: NewRows = "made",
+    init: RowInit = "local",
 ) -> Policy:
     """our own: rows as workers share them"""
     if quotas is None:
@@ -116,7 +116,7 @@ def embroute_policy(  # noqa: PLR0913  # each is an option
         raise ValueError("embroute: floor and ceiling are for quotas=free, got quotas=equal")
     if objective == "cost" and effort == "auto":
         raise ValueError("embroute: effort=auto follows the time of a step, got objective=cost")
-    local_init = new == "made"
+    local_init = init == "local"
     search = SearchOptions(
         effort=SearchOptions.effort if effort == "auto" else effort,
         ahead=ahead,
@@ -137,6 +137,6 @@ def in_place_policy() -> Policy:
     return Policy("in-place", block(), shared_memory(), lru())
 
 
-def streamed(new: NewRows = "pulled") -> Sync:
+def pipelined_sync(init: RowInit = "pull") -> Sync:
     """on demand, pulled in chunks beside the pushes"""
-    return pipelined_on_demand(new == "made")
+    return pipelined_on_demand(init == "local")

@@ -86,7 +86,7 @@ def on_demand() -> Sync:
 def pipelined_on_demand(local_init: bool = False) -> Sync:
     """On demand, with late pulls in chunks beside the urgent pushes."""
     decide = partial(decide_on_demand, local_init=local_init)
-    return Sync("streamed", decide, pipelined=True)
+    return Sync("pipelined", decide, pipelined=True)
 
 
 def until_last_use(lookahead: Annotated[int, Between(1, 10_000)] = 200) -> Sync:

@@ -27,7 +27,7 @@ from tests.test_promises import assert_notes_counted
 
 STEPS, TOPOLOGY = 60, (3, 2)
 OPTIMIZERS = ["sgd", "adagrad", "rowwise-adagrad", "adam"]
-POLICIES = ["dispatch=esd sync=streamed", "embroute(effort=200, quotas=equal)"]
+POLICIES = ["dispatch=esd sync=pipelined", "embroute(effort=200, quotas=equal)"]
 
 
 def run(settings: Settings, optimizer: str) -> dict[str, Result]:
@@ -36,7 +36,7 @@ def run(settings: Settings, optimizer: str) -> dict[str, Result]:
 
 
 @pytest.mark.parametrize(("policy", "optimizer"), crossed(POLICIES, OPTIMIZERS, "", "adagrad"))
-def test_streamed_steps_equal_plain_torch_and_their_plans(policy: str, optimizer: str) -> None:
+def test_pipelined_steps_equal_plain_torch_and_their_plans(policy: str, optimizer: str) -> None:
     settings = slow_settings(policy, *TOPOLOGY)
     results = run(settings, optimizer)
     gathered(results, *TOPOLOGY).assert_equal(plain_cached(optimizer, TOPOLOGY[0], STEPS))
@@ -47,10 +47,10 @@ def test_streamed_steps_equal_plain_torch_and_their_plans(policy: str, optimizer
 
 
 @pytest.mark.parametrize("optimizer", marked_full(OPTIMIZERS, ["adam"]))
-def test_streamed_sync_gives_the_bits_of_on_demand(optimizer: str) -> None:
+def test_pipelined_sync_gives_the_bits_of_on_demand(optimizer: str) -> None:
     one, other = (
         gathered(run(slow_settings(f"dispatch=esd sync={sync}", *TOPOLOGY), optimizer), *TOPOLOGY)
-        for sync in ("on-demand", "streamed")
+        for sync in ("on-demand", "pipelined")
     )
     for mine, its in zip(one.tables + one.dense, other.tables + other.dense, strict=True):
         np.testing.assert_array_equal(mine, its)
@@ -79,7 +79,7 @@ def test_shard_sends_a_chunk_before_it_receives_the_next(monkeypatch: pytest.Mon
     monkeypatch.setattr(Shard, "_take", taking)
     monkeypatch.setattr(Shard, "_send", posting)
     steps.append("")
-    stream_, settings = batches(2, 20), slow_settings("dispatch=esd sync=streamed", 2, 1, 0.05e6)
+    stream_, settings = batches(2, 20), slow_settings("dispatch=esd sync=pipelined", 2, 1, 0.05e6)
     run_in_process(2, 1, lambda rank: train(rank, stream_, "sgd", settings))
     # After the parts of a step comes the early phase of the next: all of it in, then out.
     assert any(step.startswith("io" * MAX_CHUNKS) for step in steps)
@@ -126,12 +126,12 @@ def test_chunk_count_follows_the_bytes_of_the_slower_link() -> None:
         assert pipelined(two_workers([0, 99 * least], [0, size], [1, 1]), network).chunks == parts
 
 
-def test_streamed_sync_shortens_steps_and_moves_the_same_bytes() -> None:
+def test_pipelined_sync_shortens_steps_and_moves_the_same_bytes() -> None:
     source = open_source("online-retail")
     setup = Setup(source.schema, open_cluster("edge-8"), 512)
     plain, parted = (
         measure_named(f"dispatch=herald sync={sync}", Workload(source, setup, 20, 5))
-        for sync in ("on-demand", "streamed")
+        for sync in ("on-demand", "pipelined")
     )
     assert (plain.traffic.bytes_WKIP == parted.traffic.bytes_WKIP).all()
     assert parted.step_time_s < 0.8 * plain.step_time_s
