@@ -106,7 +106,7 @@ def test_compute_time_follows_slowness() -> None:
 
 
 def test_cluster_file_of_the_manual_reads_as_described(write: Write) -> None:
-    match = re.search(r"```yaml\n(.*?)```", MANUAL.read_text(), re.DOTALL)
+    match = re.search(r"```yaml[^\n]*\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     assert match is not None
     cluster = open_cluster(str(write(match.group(1))))
     assert [host.name for host in cluster.hosts] == ["store", "left", "right"]
