@@ -110,7 +110,13 @@ def test_installed_package_brings_its_policies(monkeypatch: pytest.MonkeyPatch) 
 
 
 BROKEN = "raise RuntimeError('not today')"
-ODD = "def odd(weights: dict[str, int]): ...\ndef three() -> int: return 3\nnumber = 3"
+ODD = """
+from embroute import Sync
+def odd(weights: dict[str, int]) -> Sync: ...
+def three() -> Sync: return 3
+def bare(): ...
+number = 3
+"""
 
 
 @pytest.mark.parametrize(
@@ -124,6 +130,9 @@ ODD = "def odd(weights: dict[str, int]): ...\ndef three() -> int: return 3\nnumb
         ("odd:odd(3)", "odd:odd: weights is of type dict[str, int], which no text can give"),
         ("odd:three", "odd:three must make a Policy, Dispatch, Sync or Evict, got 3"),
         ("sync=odd:three", "sync=odd:three makes no Sync"),
+        ("odd:bare", "'odd:bare': the function must be annotated with what it makes: -> Policy"),
+        ("os:system(touch called)", "'os:system': the function must be annotated"),
+        ("os:mkdir(called)", "'os:mkdir': the function must be annotated"),
     ],
 )
 def test_faults_of_own_policies_name_the_cause(
@@ -134,6 +143,7 @@ def test_faults_of_own_policies_name_the_cause(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=re.escape(fault)):
         make_policy(text)
+    assert not (tmp_path / "called").exists()
 
 
 def test_public_names_are_exactly_these() -> None:

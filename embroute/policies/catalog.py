@@ -14,6 +14,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import get_type_hints
 
 from embroute.config.signature import call_with
 from embroute.config.spec import CallSpec, did_you_mean, parse_call, shown, split_outside
@@ -140,7 +141,24 @@ def _imported(name: str) -> Factory:
     if not callable(factory):
         raise ValueError(f"{shown(name)}: {module.__file__} has no function {attribute!r}")
     function: Factory = factory
+    _check_annotation(name, function)
     return function
+
+
+def _check_annotation(name: str, function: Factory) -> None:
+    """Refuse a function that does not say that it makes a policy or a part.
+
+    A text may stand in a run file of a stranger, and must not call `os:system`.
+    """
+    try:
+        made = get_type_hints(function).get("return")
+    except (NameError, TypeError):  # an annotation of unknown names, or a callable without any
+        made = None
+    if made not in (Policy, Dispatch, Sync, Evict):
+        raise ValueError(
+            f"{shown(name)}: the function must be annotated with what it makes: -> Policy, "
+            f"Dispatch, Sync or Evict"
+        )
 
 
 def _factory(kind: str, entries: Mapping[str, Factory], name: str) -> Factory:
