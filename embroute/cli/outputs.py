@@ -1,4 +1,4 @@
-"""The outputs of `compare`: a table, JSON, and an HTML report."""
+"""The files that `compare` writes: JSON and an HTML report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-line descriptions by users: `name(argument, key=value)`, sizes, numbers, and their errors."""
+"""Parse one-line descriptions by users: `name(argument, key=value)`, sizes, numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws that every plan keeps: refuse a plan for which `law_checks.py` finds a fault."""
+"""Refuse a plan that breaks a law: law 1 here, others in `law_checks.py` and in syncs."""
 
 from __future__ import annotations
 
