@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute.cli.main import cli
+from embroute import Assignment, Decision, Dispatch, Policy, SyncContext
+from embroute.cli.main import cli, main
+from embroute.planner.plan import PlanError
 from embroute.policies import catalog
 from embroute.policies.catalog import make_policy, register_policy
 from examples.own_policy import LastWorker, sticky
@@ -149,3 +152,71 @@ def test_faults_of_own_policies_name_the_cause(
 def test_public_names_are_exactly_these() -> None:
     assert dir(embroute) == sorted(embroute.__all__)
     assert all(getattr(embroute, name) is not None for name in embroute.__all__)
+
+
+def answering(answer: object) -> Policy:
+    """A policy whose dispatch gives this answer for every batch."""
+    esd = make_policy("esd(1)")
+    return replace(esd, dispatch=Dispatch("faulty", lambda context: answer))  # type: ignore
+
+
+FAULTY = {
+    "a worker that does not exist": (np.full(12, 99, np.int32), "to workers \\[99\\] of 4"),
+    "a negative worker": (np.full(12, -1, np.int32), "to workers \\[-1\\] of 4"),
+    "too few samples": (np.zeros(3, np.int32), "12 samples, 3 of them assigned"),
+    "numbers that are not whole": (np.zeros(12), "flat array of int32, got float64"),
+    "a list": ([0] * 12, "flat array of int32, got list"),
+    "a matrix": (np.zeros((12, 1), np.int32), "flat array of int32"),
+    "more than its quota": (
+        np.zeros(12, np.int32),
+        "their quotas are \\[",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_faulty_assignment_is_refused_before_kernels_read_it(fault: str) -> None:
+    worker_S, complaint = FAULTY[fault]
+    with pytest.raises(PlanError, match=complaint):
+        play(answering(Assignment(worker_S)), long_workload("sgd"))  # type: ignore
+
+
+def test_a_dispatch_that_returns_an_array_is_told_what_to_return() -> None:
+    with pytest.raises(PlanError, match="must return an Assignment, got array"):
+        play(answering(np.zeros(12, np.int32)), long_workload("sgd"))
+
+
+@pytest.mark.parametrize("name", ["need_T", "mode_T", "push_T", "drop_T"])
+def test_a_faulty_decision_is_refused_before_kernels_read_it(name: str) -> None:
+    esd = make_policy("esd(1)")
+
+    def decide(context: SyncContext) -> Decision:
+        return esd.sync.decide(context)._replace(**{name: np.zeros(1, np.uint8)})  # type: ignore
+
+    with pytest.raises(PlanError, match=f"{name} must have [0-9]+ values of uint8, got 1 of uint8"):
+        play(replace(esd, sync=replace(esd.sync, decide=decide)), long_workload("sgd"))
+
+
+def test_a_returned_copy_of_no_worker_is_refused() -> None:
+    esd, four = make_policy("esd(1)"), np.full(1, 4, np.int32)
+
+    def decide(context: SyncContext) -> Decision:
+        return esd.sync.decide(context)._replace(return_worker=four, return_unique=four * 0)
+
+    with pytest.raises(PlanError, match="must name 4 workers"):
+        play(replace(esd, sync=replace(esd.sync, decide=decide)), long_workload("sgd"))
+
+
+@pytest.mark.usefixtures("in_examples")
+def test_a_broken_law_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise PlanError("esd(1), step 3: law 1 broken")
+
+    monkeypatch.setattr("embroute.planner.decide.check", broken)
+    monkeypatch.setattr("sys.argv", ["embroute", "compare", "--policies", "esd(1)"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "embroute: esd(1), step 3: law 1 broken"

@@ -84,6 +84,12 @@ def main() -> None:
         _fail(str(error), 2)
     except MemoryError as error:
         _fail(f"not enough memory ({error}); a smaller --batch, --dim or --hash-rows needs less", 2)
+    except RuntimeError as error:
+        from embroute.planner.plan import PlanError  # imports numba
+
+        if not isinstance(error, PlanError):
+            raise
+        _fail(str(error), 1)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
