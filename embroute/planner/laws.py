@@ -64,7 +64,7 @@ def check_decision(policy: Policy, context: SyncContext, decision: object) -> No
     worker, unique = decision.return_worker, decision.return_unique
     limits = zip((worker, unique), context.copies_UW.shape[::-1], strict=True)
     if len(worker) != len(unique) or any(
-        values.min(initial=0) < 0 or values.max(initial=0) >= limit for values, limit in limits
+        len(values) and not 0 <= values.min() <= values.max() < limit for values, limit in limits
     ):
         raise PlanError(
             f"{where}: return_worker and return_unique must name {context.copies_UW.shape[1]} "
