@@ -31,14 +31,13 @@ from embroute.checkpoint.planner_state import first_random_state, from_seed, sam
 from embroute.checkpoint.rank_files import check_identity, load_shard, load_tables, save_shard
 from embroute.checkpoint.strict_json import Json
 from embroute.engine import control
-from embroute.engine.control import Verb, broadcast_text
+from embroute.engine.control import broadcast_text
 from embroute.engine.coordinator import Coordinator, EventSchedule
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
-from embroute.engine.schedule import RankTransfers, TransferTime
 from embroute.engine.shard import Shard
 from embroute.engine.store import CacheStore, ShardStore, rows_of_shard, shared_tables
-from embroute.engine.worker import WorkerTransfers
+from embroute.engine.worker import PrefetchThread, WorkerTransfers
 from embroute.kernels.codes import DELTA
 from embroute.kernels.rows import Floats, scatter
 from embroute.launch.rank import RankContext
@@ -46,8 +45,9 @@ from embroute.models.initial_rows import initial_rows
 from embroute.nn.dense import Dense
 from embroute.nn.job import TrainingJob, describe_job, join_job
 from embroute.nn.prepared import Loader, Prepared, check_loop_finished
-from embroute.nn.session import PrefetchThread, WorkerSession
+from embroute.nn.session import WorkerSession
 from embroute.nn.settings import Settings, cache_size, check_loader, check_settings
+from embroute.nn.tensor_batches import TensorAdapter
 from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
 from embroute.planner.state import State
@@ -272,18 +272,13 @@ def _run_shard(job: TrainingJob, resume: ResumePoint | None) -> Shard:
     shard = Shard(store, widths, rank.rows, rank.workers, job.new_meter())
     messages = control.listen(rank.control)
     summing = control.start_thread("allreduce", lambda: _serve_sums(rank), messages)
-    while (message := messages.get()).verb != Verb.STOP:
-        if message.verb == Verb.STEP:
-            shard.step(message)
-        elif message.verb == Verb.DRAIN:
-            shard.drain(message)
-        elif message.verb in (Verb.EVAL_BATCH, Verb.REFILL):
-            _, heads, index = message.arrays
-            shard.serve(RankTransfers.read(heads, index).at(TransferTime.EARLY_PULL))
-        elif message.verb == Verb.SAVE:
-            assert job.checkpoints is not None
-            folder = job.checkpoints.partial(int(message.arrays[0].tolist()[0]))
-            send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
+
+    def save(step: int) -> None:
+        assert job.checkpoints is not None
+        folder = job.checkpoints.partial(step)
+        send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
+
+    shard.run(messages, save)
     # Workers end the sums only after they have received the same STOP.
     summing.join(LEAVE_S)
     return shard
@@ -339,7 +334,13 @@ def _start_worker(job: TrainingJob, resume: ResumePoint | None) -> WorkerSession
         assert job.checkpoints is not None
         send_reply(rank.replies, checkpoint.save(job.checkpoints.partial(step)))
 
-    prefetch = PrefetchThread(rank, transfers, job.adapter, job.layers)
+    def learn_spec(spec: str) -> None:
+        job.adapter.load_spec(spec)
+        if isinstance(job.adapter, TensorAdapter):
+            for layer in job.layers:
+                layer.set_calls(job.adapter.calls)
+
+    prefetch = PrefetchThread(rank, transfers, job.adapter, learn_spec)
     session = WorkerSession(prefetch, job.lookup_context, dense, job.rate, save)
     prefetch.start()
     return session

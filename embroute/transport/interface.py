@@ -19,6 +19,10 @@ class LostPeerError(RuntimeError):
     """Another rank is gone, or cannot be reached."""
 
 
+class MessageError(RuntimeError):
+    """A message is damaged, or not what its reader expects. Names the peer, the step, the kind."""
+
+
 class Work(Protocol):
     """Submitted messages."""
 
