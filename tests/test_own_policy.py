@@ -6,16 +6,19 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute import Assignment, Decision, Dispatch, Policy, SyncContext
+from embroute import Assignment, Decision, Dispatch, PartMemory, Policy, SyncContext
 from embroute.cli.main import cli, main
-from embroute.planner.plan import PlanError
+from embroute.planner.state import PlanError
 from embroute.policies import catalog
 from embroute.policies.catalog import make_policy, register_policy
 from examples.own_policy import LastWorker, sticky
@@ -220,3 +223,54 @@ def test_a_broken_law_ends_a_command_in_one_line(
         main()
     assert end.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == "embroute: esd(1), step 3: law 1 broken"
+
+
+class Bad(NamedTuple):
+    values: object
+
+
+BAD_MEMORIES = {
+    "a dict": ({"values": 1}, "the memory Bad must be a NamedTuple of arrays"),
+    "a list in a field": (Bad([1]), r"Bad\.values must be an array of numbers"),
+    "objects in an array": (Bad(np.array([object()])), r"Bad\.values must be an array of numbers"),
+    "another kind": (LastWorker(np.zeros(1, np.int32)), "the memory Bad must be"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_MEMORIES)
+def test_a_memory_that_no_checkpoint_can_save_is_refused_at_the_start(fault: str) -> None:
+    value, complaint = BAD_MEMORIES[fault]
+    memory = PartMemory(Bad, lambda start: value)  # type: ignore[return-value]
+    dispatch = Dispatch("bad", sticky().choose, memory)
+    with pytest.raises(PlanError, match=complaint):
+        long_workload("sgd").start(make_policy(dispatch))
+
+
+def test_an_undeclared_memory_is_named_with_the_declared_ones() -> None:
+    policy, workload = make_policy(replace(sticky(), memory=None)), long_workload("sgd")
+    with pytest.raises(PlanError, match=r"a memory of LastWorker \(declared: none"):
+        play(policy, workload)
+
+
+def test_a_part_is_a_policy_with_the_usual_other_parts() -> None:
+    job = {"network": "edge-2", "batch": 32, "steps": 12, "warmup": 2}
+    result = embroute.compare("online-retail", policies=[sticky(field=1), "vanilla"], **job)
+    assert list(result.results) == ["sticky", "vanilla"]
+    assert list(embroute.compare(policies=sticky(), **job).results) == ["vanilla", "sticky"]
+    assert make_policy(partial(sticky, field=1)).name == "sticky"
+
+
+def test_a_package_whose_policy_cannot_be_imported_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = EntryPoint("broken", "no_such_module:policy", catalog.ENTRY_POINTS)
+    monkeypatch.setattr(catalog, "_installed", lambda: {"broken": entry})
+    with pytest.raises(ValueError, match=r"no_such_module:policy of the installed package"):
+        make_policy("broken")
+
+
+def test_a_package_cannot_take_the_name_of_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("esd", "examples.own_policy:sticky", catalog.ENTRY_POINTS)
+    monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
+    with pytest.warns(UserWarning, match="has a policy 'esd', which is a policy of embroute"):
+        assert catalog._installed.__wrapped__() == {}

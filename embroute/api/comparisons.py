@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -125,8 +125,8 @@ def compare(
     """Price policies on your data and network, without training.
 
     `data`: a name, a path, a frame, or what `open_data` returns. `policies`: names such as
-    "esd(1)", policies, or functions that make them; by default all that can train with the
-    optimizer. `options`: those of `embroute compare` with underscores, such as
+    "esd(1)", policies, their parts, or functions that make them; by default all that can train
+    with the optimizer. `options`: those of `embroute compare` with underscores, such as
     `network="edge-8"`, `batch=128`, `cache="10%"`, `steps=90` (`embroute.JobOptions`).
     """
     with naming_arguments():
@@ -134,8 +134,9 @@ def compare(
         if policies is None:
             wanted: Sequence[PolicyLike] = trainable_defaults(job_options.optimizer)[0]
         else:
-            wanted = [policies] if isinstance(policies, str | Policy) else policies  # type: ignore
-        chosen = named_policies([wanted] if callable(wanted) else wanted)
+            several = isinstance(policies, Iterable) and not isinstance(policies, str)
+            wanted = list(policies) if several else [policies]  # type: ignore[arg-type, list-item]
+        chosen = named_policies(wanted)
     dataset = open_data(data)
     with naming_arguments():
         return measure_comparison(chosen, dataset, job_options)

@@ -85,7 +85,7 @@ def main() -> None:
     except MemoryError as error:
         _fail(f"not enough memory ({error}); a smaller --batch, --dim or --hash-rows needs less", 2)
     except RuntimeError as error:
-        from embroute.planner.plan import PlanError  # imports numba
+        from embroute.planner.state import PlanError  # imports numba
 
         if not isinstance(error, PlanError):
             raise

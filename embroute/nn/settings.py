@@ -14,7 +14,7 @@ from embroute.checkpoint.rank_files import Stateful
 from embroute.config.cluster import Cluster
 from embroute.config.spec import LIMITS, Limit, Size, parse_cache, parse_path, shown
 from embroute.nn.tensor_batches import UserLookups
-from embroute.planner.interfaces import Policy
+from embroute.planner.interfaces import Dispatch, Evict, Policy, Sync
 from embroute.policies.catalog import PolicyLike, policy_of
 
 
@@ -100,7 +100,7 @@ def _folder(name: str, value: object) -> None:
 
 
 def _policy(name: str, value: object) -> None:
-    if not isinstance(value, str | Policy) and not callable(value):
+    if not isinstance(value, str | Policy | Dispatch | Sync | Evict) and not callable(value):
         raise ValueError(f"{name} must be a policy, its name or its function, got {shown(value)}")
     policy_of(name, value)
 

@@ -7,9 +7,9 @@ import numpy as np
 from embroute.kernels.array_types import I64
 from embroute.planner.interfaces import Assignment, Policy, SyncContext
 from embroute.planner.kernels.transfers import Decision
-from embroute.planner.plan import Plan, PlanError
+from embroute.planner.plan import Plan
 from embroute.planner.row_store import row_store_of
-from embroute.planner.state import State
+from embroute.planner.state import PlanError, State
 
 _LISTS = {"need_T": np.uint8, "mode_T": np.uint8, "push_T": np.uint8, "drop_T": np.uint8}
 
