@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure
 
 REPORT_CACHES = ("2%", "4%", "6%", "10%", "20%", "30%")
+TABLE_HTML = '<pre style="overflow-x: auto; line-height: 1.2">{code}</pre>'
 NUMBERS = ("transmission_cost_s", "step_time_s", "hit_rate", "decision_ms", "exact", "reference")
 
 
@@ -97,15 +98,18 @@ class Comparison:
         return result_bars(values["policy"].to_list(), values[quantity].to_list(), quantity)
 
     def _console(self) -> Console:
-        console = Console(file=StringIO(), width=100, record=True)
+        console = Console(file=StringIO(), width=100, record=True, force_jupyter=False)
         console.print(comparison_table(self.report.results, self.report.job, self.report.data))
         return console
 
     def __str__(self) -> str:
         return self._console().export_text()
 
+    def __repr__(self) -> str:
+        return f"Comparison({self.report.data!r}, {len(self.results)} policies)"
+
     def _repr_html_(self) -> str:
-        return self._console().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return self._console().export_html(inline_styles=True, code_format=TABLE_HTML)
 
 
 def _line(result: PolicyResult) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""A progress bar on stderr: on a terminal only, gone at its end."""
+"""A progress bar, gone at its end: on stderr if that is a terminal, or in a cell of a notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +18,7 @@ from rich.progress import (
 
 COUNTED = (MofNCompleteColumn(), TimeElapsedColumn())
 PERCENT = (TaskProgressColumn(),)
+REDRAW_S = 0.1
 
 
 @contextmanager
@@ -33,8 +35,33 @@ def progress_bar(
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(activity, total=total)
+        with _cell_output(progress) if console.is_jupyter else nullcontext(_nothing) as redraw:
 
-        def update(**changes: object) -> None:
-            progress.update(task, **changes)  # type: ignore[arg-type]
+            def update(**changes: object) -> None:
+                progress.update(task, **changes)  # type: ignore[arg-type]
+                redraw()
 
-        yield update
+            yield update
+
+
+def _nothing() -> None:
+    """A terminal is redrawn by rich."""
+
+
+@contextmanager
+def _cell_output(progress: Progress) -> Iterator[Callable[[], None]]:
+    """The bar as output of a notebook's cell. rich itself would need ipywidgets for it."""
+    from IPython.display import HTML, display
+
+    handle, drawn_s = display(progress, display_id=True), monotonic()
+
+    def redraw() -> None:
+        nonlocal drawn_s
+        if monotonic() - drawn_s >= REDRAW_S:
+            handle.update(progress)
+            drawn_s = monotonic()
+
+    try:
+        yield redraw
+    finally:
+        handle.update(HTML(""))
