@@ -68,7 +68,7 @@ _JOB_OPTIONS = (
         "--cache",
         default=JobOptions.cache,
         show_default=True,
-        help="Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB.",
+        help="Cache of a worker: auto, 0.1 or 10% of all rows, 5000rows, or 256MB.",
     ),
     click.option(
         "--dim",

@@ -21,7 +21,7 @@ OPTIONS = (
     ("hidden", "Widths of the dense layers."),
     ("pooling", "Pooling of bags: sum or mean."),
     ("policy", "Policy that assigns samples to workers and schedules transfers of rows."),
-    ("cache", "Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB."),
+    ("cache", "Cache of a worker: auto, 0.1 or 10% of all rows, 5000rows, or 256MB."),
     ("batch", "Samples per worker and step."),
     ("quotas", "Relative shares of the samples, e.g. 2,2,1,1 [equal, or set by the policy]."),
     (

@@ -225,12 +225,24 @@ class Size:
     """A size as the user wrote it: a share of all rows, a number of rows, or bytes."""
 
     amount: float
-    unit: str  # "share", "rows" or "bytes"
+    unit: str  # "share", "rows", "bytes", or "auto": a share, or more where steps need more
 
     def __str__(self) -> str:
+        if self.unit == "auto":
+            return "auto"
         if self.unit == "share":
             return f"{self.amount:g}"
         return f"{self.amount:.0f} {self.unit}"
+
+
+AUTO = Size(0.1, "auto")
+
+
+def parse_cache(name: str, size: Size | str | float) -> Size:
+    """The size of a cache: `auto`, or as `parse_size` reads it."""
+    if isinstance(size, Size):
+        return size
+    return AUTO if size == "auto" else parse_size(name, str(size))
 
 
 def parse_size(name: str, text: str) -> Size:

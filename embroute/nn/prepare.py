@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from embroute.checkpoint.planner_state import first_random_state, from_seed, sam
 from embroute.checkpoint.rank_files import check_identity, load_shard, load_tables, save_shard
 from embroute.checkpoint.strict_json import Json
 from embroute.engine import control
-from embroute.engine.control import Verb
+from embroute.engine.control import Verb, broadcast_text
 from embroute.engine.coordinator import Coordinator, EventSchedule
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
@@ -94,10 +95,12 @@ def prepare(
         check_loader(loader)
         job = replace(job, run_id=new_run_id())
         with _locked(job) as lock:
-            job, resume = _agree_on_start(job)
-            meter = _run_coordinator(job, loader, resume, lock)
+            job, path = _agree_on_start(job)
+            meter = _run_coordinator(job, loader, path, lock)
         return Prepared(model, optimizer, Loader(None), meter)
-    job, resume = _agree_on_start(job)
+    job, path = _agree_on_start(job)
+    job = _agree_on_caches(job)
+    resume = _resume_point(job, path)
     if rank.role == "shard":
         shard = _run_shard(job, resume)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
@@ -119,34 +122,49 @@ def _locked(job: TrainingJob) -> Iterator[FolderLock | None]:
         yield lock
 
 
-def _agree_on_start(job: TrainingJob) -> tuple[TrainingJob, ResumePoint | None]:
+def _agree_on_start(job: TrainingJob) -> tuple[TrainingJob, Path | None]:
     """The job with its run id, and the checkpoint that every rank starts from."""
     folder = None if job.checkpoints is None else job.checkpoints.folder
     flags = {name: bool(job.settings.get(name)) for name in ("resume", "fall_back")}
     path, run_id, _ = agree_on_start(job.rank, folder, job.run_id, **flags)
-    job = replace(job, run_id=run_id)
+    return replace(job, run_id=run_id), path
+
+
+def _agree_on_caches(job: TrainingJob) -> TrainingJob:
+    """The job with the rows of a step, which only the coordinator knows, if caches need them."""
+    if job.setup.cache.unit != "auto":
+        return job
+    rank, rows_A = job.rank, job.setup.step_rows_A.tolist()
+    text = broadcast_text(rank.name, rank.peers, rank.control, json.dumps(rows_A))
+    return replace(job, setup=replace(job.setup, step_rows=tuple(json.loads(text))))
+
+
+def _resume_point(job: TrainingJob, path: Path | None) -> ResumePoint | None:
+    """The checkpoint at a path, checked; None without a path."""
     if path is None:
-        return job, None
+        return None
     manifest = read_manifest(path)
     check_identity(manifest.identity, job.identity, path)
     shape = (job.rank.num_workers, job.rank.num_shards, job.policy.name)
     same_shape = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
-    return job, ResumePoint(path, same_shape and same_caches(path, job.setup))
+    return ResumePoint(path, same_shape and same_caches(path, job.setup))
 
 
 def _run_coordinator(
-    job: TrainingJob, loader: Iterable[object], resume: ResumePoint | None, lock: FolderLock | None
+    job: TrainingJob, loader: Iterable[object], path: Path | None, lock: FolderLock | None
 ) -> Meter:
     """Serve as the coordinator until training ends."""
     random = torch.get_rng_state()
-    if resume is not None:
+    if path is not None:
         # The loader must shuffle as it did in the run that saved: it starts from the same state.
-        random = first_random_state(resume.path)
+        random = first_random_state(path)
         torch.set_rng_state(random)
     batches = _open_loader(job, loader)
     spec = job.adapter.infer_spec(batches.first)
     batch_size = len(job.adapter.batch(batches.first))
     setup = replace(job.setup, schema=job.adapter.schema, batch_size=batch_size)
+    job = _agree_on_caches(replace(job, setup=setup))
+    setup, resume = job.setup, _resume_point(job, path)
     if resume is not None and not from_seed(resume.path, setup.seed):
         setup = replace(setup, seeded=False)
     state = _first_state(job, setup, batches.counted)
