@@ -171,6 +171,32 @@ def test_user_mistake_prints_one_line_and_exits_with_2() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("compare --policies esd1", "did you mean esd(1)?"),
+        ("compare --policies het100", "did you mean het(100)?"),
+        ("compare --policies ESD(1)", "did you mean esd?"),
+        ("compare --policies embrout", "did you mean embroute?"),
+        ("compare --policies fea", "did you mean fae?"),
+        ("compare --data Online-retial", "did you mean online-retail?"),
+        ("compare --polices x", "'--policies'"),
+        ("comapre", "Did you mean 'compare'?"),
+        ("data descirbe", "Did you mean 'describe'?"),
+    ],
+)
+def test_near_misses_are_answered_with_the_right_word(words: str, meant: str) -> None:
+    result = CliRunner().invoke(cli, words.split())
+    assert result.exit_code != 0
+    assert meant in f"{result.exception} {result.output}"
+
+
+def test_unknown_column_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("click,user,Item\n1,2,3\n")
+    words = ("data", "describe", f"{tmp_path}/a.csv", "--label", "click", "--categorical", "item")
+    assert fault(*words).endswith("the columns are click, user, Item; did you mean Item?")
+
+
 def test_unknown_option_exits_with_2() -> None:
     result = CliRunner().invoke(cli, ["compare", "--polices", "esd"])
     assert result.exit_code == 2
