@@ -240,7 +240,7 @@ BAD_MEMORIES = {
 @pytest.mark.parametrize("fault", BAD_MEMORIES)
 def test_a_memory_that_no_checkpoint_can_save_is_refused_at_the_start(fault: str) -> None:
     value, complaint = BAD_MEMORIES[fault]
-    memory = PartMemory(Bad, lambda start: value)  # type: ignore[return-value]
+    memory = PartMemory(Bad, lambda start: value)  # type: ignore
     dispatch = Dispatch("bad", sticky().choose, memory)
     with pytest.raises(PlanError, match=complaint):
         long_workload("sgd").start(make_policy(dispatch))

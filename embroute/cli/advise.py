@@ -10,7 +10,8 @@ from rich.console import Console
 from embroute.api.advice import AdviceOptions, advice_on
 from embroute.api.frames import Dataset
 from embroute.cli.data import reading_progress
-from embroute.cli.options import data_options, limited, output_file, tell_compiling
+from embroute.cli.options import data_options, limited, output_file
+from embroute.cli.outputs import tell_compiling
 from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.open import DataOptions, naming, open_source
 from embroute.report.advice_table import advice_table

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from embroute.cli.options import data_options
+from embroute.cli.outputs import tell
 from embroute.cli.report import write_report
 from embroute.config.cluster_file import is_file
 from embroute.config.spec import shown
@@ -113,7 +114,7 @@ def train_command(
     try:
         write_report(Path(run.out) / "report.html", [Path(run.out)])
     except ValueError as error:  # a report that fails must not fail the finished run
-        click.echo(f"no report: {error}", err=True)
+        tell(f"no report: {error}")
 
 
 def _value(name: str, kind: str, text: str) -> object:

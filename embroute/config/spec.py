@@ -31,8 +31,9 @@ def shown(value: object) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question with the nearest known name, if one is near."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    by_lower = {entry.lower(): entry for entry in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def one_line(text: str) -> str:

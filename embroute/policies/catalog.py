@@ -6,6 +6,7 @@ Users add policies without a line here: `module:function` in any text, an entry 
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -196,7 +197,11 @@ def _factory(kind: str, entries: Mapping[str, Factory], name: str) -> Factory:
     if name in _installed():
         return _loaded(_installed()[name])
     known = [*entries, *_REGISTERED, *_installed()]
-    hint = did_you_mean(name, known)
+    number = re.fullmatch(r"(.+?)-?([0-9.]+)", name.lower())
+    if number and number[1] in entries:  # esd1 for esd(1)
+        hint = f"; did you mean {number[1]}({number[2]})?"
+    else:
+        hint = did_you_mean(name, known)
     raise ValueError(f"no {kind} {shown(name)} (there are {', '.join(known)}){hint}")
 
 
