@@ -197,7 +197,7 @@ def gather_from_workers(rank: RankContext, array: Array) -> list[Array]:
     The arrays may differ in their first axis only.
     """
     first, *others = rank.workers
-    array, channel = np.ascontiguousarray(array), rank.allreduce
+    array, channel = np.ascontiguousarray(array), rank.allreduce.channel
     if rank.index:
         size = np.array([len(array)], np.int64)
         channel.exchange([(first, size.view(np.uint8))], [])

@@ -12,13 +12,13 @@ from embroute.engine.packing import DeferredSends, PendingBlock, RowMessage, blo
 from embroute.engine.schedule import RankTransfers, TransferBlock, TransferTime
 from embroute.engine.store import RecordWidths, ShardStore
 from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
-from embroute.transport.buffers import MessageTransport, RecvHandle
+from embroute.transport.interface import Channel, PendingMessages
 
 
 class IncomingBlocks(NamedTuple):
     """Messages on their way, and the blocks in the message of each worker."""
 
-    receives: RecvHandle
+    receives: PendingMessages
     blocks: list[list[PendingBlock]]
 
 
@@ -29,7 +29,7 @@ class Shard:
         self,
         store: ShardStore,
         widths: RecordWidths,
-        transport: MessageTransport,
+        transport: Channel,
         workers: Sequence[str],
         meter: Meter,
     ) -> None:
@@ -52,12 +52,12 @@ class Shard:
         def blocks(time: TransferTime) -> list[PendingBlock]:
             return blocks_of_step(step, transfers.at(time))
 
-        with self.meter.during(EARLY_PHASE, self.transport):
+        with self.meter.during(EARLY_PHASE, step, self.transport):
             deferred = self._lazy.take(step) + self._leaving.take(step)
             self._take(self._expect(deferred + blocks(TransferTime.EARLY_PUSH)))
             self._send(blocks(TransferTime.EARLY_PULL)).wait()
         self._leaving.add(step + 1, blocks(TransferTime.EARLY_LEAVE))
-        with self.meter.during(URGENT_PHASE, self.transport):
+        with self.meter.during(URGENT_PHASE, step, self.transport):
             pushes = self._urgent + blocks(TransferTime.URGENT_PUSH)
             # Chunks nest, so the smaller number of both plans cuts the blocks of both.
             self._stream(pushes, blocks(TransferTime.LATE_PULL), min(chunks, self._chunks))
@@ -72,7 +72,7 @@ class Shard:
         header, heads, indices = message.arrays[:3]
         step, transfers = int(header[0]), RankTransfers.read(heads, indices)
         self._begin(step)
-        with self.meter.during(DRAIN_PHASE, self.transport):
+        with self.meter.during(DRAIN_PHASE, step, self.transport):
             deferred = self._lazy.take_all() + self._leaving.take_all() + self._urgent
             pushes = blocks_of_step(step, transfers.at(TransferTime.URGENT_PUSH))
             self._take(self._expect(deferred + pushes))
@@ -86,7 +86,7 @@ class Shard:
 
     def serve(self, blocks: Sequence[TransferBlock]) -> None:
         """Send rows outside of a step."""
-        with self.meter.during(ASIDE, self.transport):
+        with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
             self._send(blocks_of_step(packing.OUTSIDE, blocks)).wait()
 
     def _stream(
@@ -141,13 +141,13 @@ class Shard:
             ]
             self.store.update(pushed, rates[step], step)
 
-    def _send(self, wanted: Sequence[PendingBlock]) -> RecvHandle:
+    def _send(self, wanted: Sequence[PendingBlock]) -> PendingMessages:
         """Begin to send rows."""
         buffers = []
         for worker, blocks in packing.by_peer(wanted, self.workers):
             buffer = self.transport.acquire(worker, packing.message_bytes(blocks, self.widths))
-            for pending, rows in packing.views_in(blocks, buffer.data, self.widths):
+            for pending, rows in packing.views_in(blocks, buffer, self.widths):
                 self.store.read(pending.block, rows)
                 self.meter.block(pending, rows.nbytes)
-            buffers.append(buffer)
+            buffers.append((worker, buffer))
         return self.transport.submit(buffers, [])
