@@ -223,7 +223,8 @@ def main() -> None:
         f"ends with the last message of all workers; {AHEAD} phases are posted at a time. Mbit/s "
         "of one worker's link in one direction, both directions at once, the mean over links. "
         f"iperf3 --bidir over all links at once, {IPERF_S} s. Medians of {REPEATS} turns. The "
-        "shard's link is wide, so the workers' links are the limit, as far as the cores can serve them. In the last case the "
+        "shard's link is wide, so the workers' links are the limit, as far as the cores can serve "
+        "them. In the last case the "
         "shard's link is narrower than all workers' links together. Compare the sum over links "
         "there: the load fixes the shares of fast and slow links."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,53 +51,58 @@ def measure(folder: Path, case: Case, link: str) -> tuple[float, float]:
     return float(np.median(times)), sum(float(str(rank["cpu_ms"])) for rank in ranks)
 
 
-def compare(before: Path, link: str, case: Case, rounds: int) -> list[str]:
-    """Steps of the three transports in turns; ratios of the portable one to the others."""
-    turns = []
-    for turn in range(rounds):
-        found = []
-        for name, folder, value in (
-            (PORTABLE, HERE, ""),
-            (COMPILED, before, "sockets"),
-            (GLOO, before, "gloo"),
-        ):
-            os.environ[VARIABLE] = value
-            found.append(measure(folder, case, link))
-            print(link, turn, name, *(f"{ms:.1f}" for ms in found[-1]), flush=True)
-        turns.append(found)
-    turn_RT2 = np.array(turns)  # rounds x transports x (step, processor time)
+def measure_all(before: Path, case: Case, link: str) -> list[tuple[float, float]]:
+    """The three transports, one after the other."""
+    found = []
+    for name, folder, value in (
+        (PORTABLE, HERE, ""),
+        (COMPILED, before, "sockets"),
+        (GLOO, before, "gloo"),
+    ):
+        os.environ[VARIABLE] = value
+        found.append(measure(folder, case, link))
+        print(link, case.workers, name, *(f"{ms:.1f}" for ms in found[-1]), flush=True)
+    return found
+
+
+def summary(rounds: list[list[tuple[float, float]]]) -> list[str]:
+    """Medians of each transport, and ratios of the portable one to the others."""
+    turn_RT2 = np.array(rounds)  # rounds x transports x (step, processor time)
     ratio_RT2 = turn_RT2[:, :1] / turn_RT2[:, 1:]
-    cells = [f"{ms:.1f}" for ms in np.median(turn_RT2[:, :, 0], 0)]
-    for other in range(2):
-        low, middle, high = np.quantile(ratio_RT2[:, other, 0], [0.25, 0.5, 0.75])
-        cells.append(f"{middle:.3f} ({low:.2f} to {high:.2f})")
-    cells += [f"{ms:.1f}" for ms in np.median(turn_RT2[:, :, 1], 0)]
-    return cells + [f"{ratio:.3f}" for ratio in np.median(ratio_RT2[:, :, 1], 0)]
+    cells = []
+    for price in range(2):
+        cells += [f"{ms:.1f}" for ms in np.median(turn_RT2[:, :, price], 0)]
+        for other in range(2):
+            ratio_R = ratio_RT2[:, other, price]
+            cells.append(f"{np.median(ratio_R):.3f} ({ratio_R.min():.2f} to {ratio_R.max():.2f})")
+    return cells
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, required=True, help="files of commit ab4c296")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=60, help="begin no further round then")
     args = parser.parse_args()
     before = args.before.resolve()
-    rows = []
-    for name, (link, case) in cases().items():
-        rows.append([name, *compare(before, link, case, args.rounds)])
-        print(*rows[-1], sep=" | ", flush=True)
+    until = time.monotonic() + 60 * args.minutes
+    rounds: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in cases()}
+    while time.monotonic() < until:
+        for name, (link, case) in cases().items():
+            if time.monotonic() < until:
+                rounds[name].append(measure_all(before, case, link))
+    rows = [[name, len(each), *summary(each)] for name, each in rounds.items() if each]
     ratios = [f"portable / {other}" for other in (COMPILED, GLOO)]
-    headings = ["job", *(f"{name}, ms" for name in (PORTABLE, COMPILED, GLOO)), *ratios]
-    headings += [f"CPU {name}, ms" for name in (PORTABLE, COMPILED, GLOO)]
-    headings += [f"CPU {ratio}" for ratio in ratios]
+    headings = ["job", "rounds", *(f"{name}, ms" for name in (PORTABLE, COMPILED, GLOO)), *ratios]
+    headings += [f"CPU {heading}" for heading in headings[2:]]
     message = (
         "DLRM, 26 tables, 1,000,000 rows in all, dim 32, policy vanilla with caches of 10 %, a "
         "shard and a coordinator beside the workers on two cores. Portable: this version, sockets "
         "driven from Python, with a header on every message. Compiled: sockets driven by a numba "
         f"kernel, and Gloo, both of commit {commit_of(before)}, without headers. On loopback, "
         "portable and compiled move rows through shared memory, and their tokens through sockets. "
-        f"Medians of {args.rounds} rounds in which the three take turns; a ratio is the median of "
-        "the rounds' ratios, with their middle half in brackets. CPU: processor time of all ranks "
-        "in a step, which other users of the machine disturb less."
+        "Medians of rounds in which the three take turns; a ratio is the median of the rounds' "
+        "ratios, with the lowest and the highest in brackets. CPU: processor time of all ranks in "
+        "a step, which other users of the machine disturb less."
     )
     table = markdown(headings, rows)
     record("transports", "Three transports, step by step", f"{message}\n\n{table}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -23,6 +24,7 @@ from embroute.transport.sockets import SocketChannel, SocketMessages
 COMMON_MEMORY_S = 7200.0  # to wait for a peer to hand memory on: the heartbeat notices dead peers
 RING_BYTES = 1 << 24  # for messages on their way in one direction between two ranks
 NOWHERE = -1  # the start of a message that does not lie in shared memory
+TOKEN_BYTES = 32
 _ALIGN = 64  # bytes of a cache line: two messages never share one
 
 
@@ -119,6 +121,13 @@ class RingBuffer:
         return 0 if not wrapped and size <= tail else NOWHERE
 
 
+def _token(start: int, size: int, num_read: int) -> U8:
+    """What a message in shared memory sends: its place, its size, messages read; a checksum."""
+    words = np.array([start, size, num_read, 0], np.int64)
+    words[3] = zlib.crc32(words.data.cast("B"))
+    return words.view(np.uint8)
+
+
 class SharedMemoryChannel:
     """Messages to ranks that all share memory with this one. One thread only.
 
@@ -148,8 +157,7 @@ class SharedMemoryChannel:
         by_socket: list[Message] = []
         for peer, data in sends:
             start = self._rings[peer].start_of(data)
-            token = np.array([start, data.nbytes, self._num_read[peer]], np.int64)
-            by_socket.append((peer, token.view(np.uint8)))
+            by_socket.append((peer, _token(start, data.nbytes, self._num_read[peer])))
             if start == NOWHERE:
                 by_socket.append((peer, data))
         return SharedMemoryMessages(self, self.channel.submit(by_socket, []), receives)
@@ -183,7 +191,9 @@ class SharedMemoryChannel:
     def receive(self, receives: Sequence[Receive]) -> tuple[list[U8], list[str]]:
         """Messages where they lie, and the peers in whose memory they lie."""
         peers = [peer for peer, _ in receives]
-        tokens = self.channel.exchange([], [(peer, np.empty(24, np.uint8)) for peer in peers])
+        tokens = self.channel.exchange(
+            [], [(peer, np.empty(TOKEN_BYTES, np.uint8)) for peer in peers]
+        )
         arrived, owners, by_socket = list[U8](), list[str](), list[Message]()
         for (peer, room), token in zip(receives, tokens, strict=True):
             size = room.nbytes if isinstance(room, np.ndarray) else room
@@ -204,9 +214,10 @@ class SharedMemoryChannel:
 
     def _start(self, peer: str, size: int, token: U8) -> int:
         """Check a token; returns where its message begins."""
-        start, length, num_read = token.view(np.int64).tolist()
+        start, length, num_read, _ = token.view(np.int64).tolist()
+        whole = bytes(token) == bytes(_token(start, length, num_read))
         fits = start == NOWHERE or 0 <= start <= len(self._incoming[peer]) - size
-        if length != size or not fits or not self._rings[peer].free(num_read):
+        if not whole or length != size or not fits or not self._rings[peer].free(num_read):
             kind, step = self.channel.counter.label
             raise MessageError(
                 f"message of {peer}: expected kind {kind}, step {step}, {size} bytes; got {length} "

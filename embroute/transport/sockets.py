@@ -217,7 +217,8 @@ class SocketChannel:
         try:
             lane.progress()
         except OSError as error:
-            raise LostPeerError(f"lost {peer}: {error.strerror}") from None
+            kind, step = self.counter.label
+            raise LostPeerError(f"lost {peer}: {error.strerror} ({kind}, step {step})") from None
 
     def _wait(self, awaited: Sequence[str]) -> None:
         """Wait until a blocked connection can go on.
