@@ -97,7 +97,14 @@ def embroute(case: Case) -> Result:
     items: Iterable[Batch] = Drawn(case, clock) if os.environ["RANK"] == "0" else []
     _tick_at_steps(clock)
     ready = embroute.prepare(
-        model, optimizer, items, policy=case.policy, cache=case.cache, network=_links(case)
+        model,
+        optimizer,
+        items,
+        policy=case.policy,
+        cache=case.cache,
+        network=_links(case),
+        # In namespaces with links of their own, ranks are on one node only by name.
+        transport="auto" if os.environ["MASTER_ADDR"] == "127.0.0.1" else "sockets",
     )
     for samples in ready.loader:
         assert isinstance(samples, Samples)

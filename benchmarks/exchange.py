@@ -1,4 +1,4 @@
-"""Messages between workers and a shard over shaped links, beside iperf3 and Gloo.
+"""Messages between workers and a shard over shaped links, beside iperf3.
 
 Run `python -m benchmarks.exchange` as root, where iperf3 is installed. Both directions at once, as
 in a phase of a step; iperf3 --bidir on the same links. Axes: W workers.
@@ -26,15 +26,14 @@ from benchmarks.testbed import SHARD_ADDRESS, SHARD_GBIT, inside, shaped_links, 
 from embroute.kernels.array_types import U8
 from embroute.kernels.codes import MAX_CHUNKS
 from embroute.transport.bootstrap import open_channels
-from embroute.transport.gloo import GlooChannel
-from embroute.transport.interface import Channel, Work
+from embroute.transport.interface import Channel, PendingMessages
 
 TARGET = 0.8
 IPERF_S = 3
 REPEATS = 2
 AHEAD = 2  # phases posted and not yet waited for
 WARMUP = 5  # phases
-SECONDS, GLOO_SECONDS = 0.5, 0.1  # that the messages of a load take at the rate of the links
+SECONDS = 0.5  # that the messages of a load take at the rate of the links
 FEWEST = 6  # phases
 
 
@@ -45,7 +44,6 @@ class Load:
     kb_W: Sequence[int]
     count_W: Sequence[int]
     phases: int
-    gloo: bool = False
 
     def bytes_W(self) -> list[int]:
         """Each way in a phase."""
@@ -60,15 +58,14 @@ class Links:
     swaps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # KB and number for each worker
     shard_gbit: float = SHARD_GBIT
 
-    def load(self, kb_W: Sequence[int], count_W: Sequence[int], gloo: bool = False) -> Load:
+    def load(self, kb_W: Sequence[int], count_W: Sequence[int]) -> Load:
         """A load with as many phases as keep the slowest link busy for the same time."""
         phase_s = max(8e-6 * np.multiply(kb_W, count_W) / np.array(self.gbit_W))
-        phases = (GLOO_SECONDS if gloo else SECONDS) / phase_s
-        return Load(kb_W, count_W, max(FEWEST, int(phases)), gloo)
+        return Load(kb_W, count_W, max(FEWEST, int(SECONDS / phase_s)))
 
     def loads(self) -> list[Load]:
-        """Every swap, over sockets and then through Gloo."""
-        return [self.load(*swap, gloo) for swap in self.swaps for gloo in (False, True)]
+        """Every swap."""
+        return [self.load(*swap) for swap in self.swaps]
 
     def classes(self) -> list[tuple[str, list[int]]]:
         """Workers with the same link, and all workers if there are several kinds."""
@@ -113,20 +110,16 @@ def rank(loads: Sequence[Load]) -> dict[str, object]:
     names = ["shard", *(f"worker{i}" for i in range(len(loads[0].kb_W)))]
     own = int(os.environ["RANK"])
     dist.init_process_group("gloo")
-    group = dist.group.WORLD
-    assert group is not None
-    gloo = GlooChannel(group, {name: i for i, name in enumerate(names)})
     store = PrefixStore("exchange", dist.distributed_c10d._get_default_store())
     links = {"rows": [("shard", name) for name in names[1:]]}
-    streams = open_channels(store, names[own], links, 60.0)["rows"]
-    streams.exchange([], [])  # loads kernels
+    channel = open_channels(store, names[own], links, 60.0)["rows"]
     rates = []
     for load in loads:
         messages = list(zip(names[1:], load.kb_W, load.count_W, strict=True))
         if own:
             messages = [("shard", *messages[own - 1][1:])]
         dist.barrier()
-        rates.append(_phases_per_s(gloo if load.gloo else streams, messages, load.phases))
+        rates.append(_phases_per_s(channel, messages, load.phases))
     dist.barrier()
     dist.destroy_process_group()
     return {"rates": rates}
@@ -141,7 +134,7 @@ def _phases_per_s(channel: Channel, swaps: Sequence[tuple[str, int, int]], phase
         ]
 
     buffers = [(messages(), messages()) for _ in range(AHEAD)]
-    posted: deque[Work] = deque()
+    posted: deque[PendingMessages] = deque()
     ended = []
     for phase in range(WARMUP + phases + AHEAD):
         if len(posted) == AHEAD:
@@ -191,7 +184,7 @@ def iperf_mbit(workers: int) -> list[float]:
 
 
 def measure(links: Links) -> list[list[str]]:
-    """A line for each swap and class of links; iperf3, sockets and Gloo take turns."""
+    """A line for each swap and class of links; iperf3 and the ranks take turns."""
     workers, loads = len(links.gbit_W), links.loads()
     reference, found = [], []
     with shaped_links([f"{gbit}gbit" for gbit in links.gbit_W]):
@@ -201,10 +194,10 @@ def measure(links: Links) -> list[list[str]]:
             found.append(swap_mbit(loads))
     base_W, rate_LW = np.median(reference, 0), np.median(found, 0)
     lines = []
-    for i in range(0, len(loads), 2):
+    for i, load in enumerate(loads):
         for name, own in links.classes():
-            figures = [rate_LW[i, own].mean(), base_W[own].mean(), rate_LW[i + 1, own].mean()]
-            cells = [name, f"{links.shard_gbit:g}", *_swapped(loads[i], own)]
+            figures = [rate_LW[i, own].mean(), base_W[own].mean()]
+            cells = [name, f"{links.shard_gbit:g}", *_swapped(load, own)]
             cells += [*(f"{value:.0f}" for value in figures), f"{figures[0] / figures[1]:.2f}"]
             print(*cells, sep="  ", flush=True)
             lines.append(cells)
@@ -222,16 +215,16 @@ def main() -> None:
         print(json.dumps(rank([Load(**load) for load in json.loads(sys.argv[1])])))
         return
     rows = [line for links in CASES for line in measure(links)]
-    headings = ["links, Gbit/s", "shard's", "KB", "at once", "Mbit/s", "iperf3", "Gloo"]
+    headings = ["links, Gbit/s", "shard's", "KB", "at once", "Mbit/s", "iperf3"]
     headings.append(f"of iperf3 (target {TARGET:g})")
     message = (
         "Every worker and the shard swap messages in both directions, phase after phase: one "
         "message with each worker, or several posted together, like the chunks of a phase. A phase "
         f"ends with the last message of all workers; {AHEAD} phases are posted at a time. Mbit/s "
         "of one worker's link in one direction, both directions at once, the mean over links. "
-        f"iperf3 --bidir over all links at once, {IPERF_S} s. Gloo: the same messages through "
-        f"torch's process group. Medians of {REPEATS} turns. The shard's link is wide, so the "
-        "workers' links are the limit, as far as the cores can serve them. In the last case the "
+        f"iperf3 --bidir over all links at once, {IPERF_S} s. Medians of {REPEATS} turns. The "
+        "shard's link is wide, so the workers' links are the limit, as far as the cores can serve "
+        "them. In the last case the "
         "shard's link is narrower than all workers' links together. Compare the sum over links "
         "there: the load fixes the shares of fast and slow links."
     )

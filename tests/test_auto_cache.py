@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.cli.main import cli
-from embroute.config.spec import AUTO, Size, parse_cache
+from embroute.config.spec import AUTO_CACHE, Size, parse_cache
 from embroute.data.open import DataOptions, open_source
 from embroute.data.schema import Field, Schema, Table
 from embroute.planner.setup import Setup
@@ -30,7 +30,7 @@ def schema_of(longest_bag: int | None) -> Schema:
     return Schema(tables, (Field("a", 0), Field("b", 1), bag, Field("c", 0)), ("sample",), True)
 
 
-def setup_of(batch: int, longest_bag: int | None = 3, cache: Size = AUTO) -> Setup:
+def setup_of(batch: int, longest_bag: int | None = 3, cache: Size = AUTO_CACHE) -> Setup:
     return Setup(schema_of(longest_bag), star(3, 2), (4, 2, 4), batch, "adagrad", cache)
 
 
@@ -56,7 +56,7 @@ def test_automatic_cache_refuses_no_step_of_any_policy(name: str, workload: Work
 def test_automatic_cache_is_a_tenth_where_that_suffices() -> None:
     wide = Schema((Table("t", 5000), Table("u", 90_000)), (Field("t", 0), Field("u", 1)))
     for batch in (3, 600):
-        setup = Setup(wide, star(3), (4, 8), batch, cache=AUTO)
+        setup = Setup(wide, star(3), (4, 8), batch, cache=AUTO_CACHE)
         assert (
             setup.capacity_WA.tolist()
             == replace(setup, cache=Size(0.1, "share")).capacity_WA.tolist()
@@ -83,8 +83,8 @@ def test_rows_of_a_step_may_come_from_the_coordinator() -> None:
 
 
 def test_cache_option_reads_auto_and_sizes() -> None:
-    assert parse_cache("--cache", "auto") == AUTO
-    assert str(AUTO) == "auto"
+    assert parse_cache("--cache", "auto") == AUTO_CACHE
+    assert str(AUTO_CACHE) == "auto"
     assert parse_cache("--cache", 0.25) == Size(0.25, "share")
 
 

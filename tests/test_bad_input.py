@@ -20,7 +20,7 @@ from embroute.checkpoint.folders import latest_checkpoint
 from embroute.checkpoint.manifest import read_manifest, verify
 from embroute.cli.main import main
 from embroute.config.cluster import uniform_cluster
-from embroute.launch.in_process import InProcessTransport, run_in_process
+from embroute.launch.in_process import InProcessChannel, run_in_process
 from embroute.nn.settings import Settings
 from embroute.train.run_file import RunFile, read_run_file
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
@@ -292,7 +292,7 @@ def test_in_place_refuses_several_machines() -> None:
 
 
 def test_in_place_refuses_ranks_without_shared_memory(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(InProcessTransport, "common_memory", lambda transport, size: None)
+    monkeypatch.setattr(InProcessChannel, "common_memory", lambda channel, size: None)
     with pytest.raises(ValueError, match="policy in-place: shards and workers share no memory"):
         run(settings_of("in-place", 2), batches(2, 3))
 

@@ -18,13 +18,13 @@ from embroute.planner.plan import traffic
 from embroute.planner.plan_stream import plans, start
 from embroute.policies.catalog import make_policy
 from embroute.simulator.simulation import Workload
-from embroute.transport.allreduce import CentralAllReduce, can_reduce, serve_allreduce
+from embroute.transport.allreduce import CentralReduce, can_reduce, serve_allreduce
 from tests.test_embroute_policy import job
 
 CENTRE = "shard0"
 
 
-def together(num_workers: int, own: Callable[[int, CentralAllReduce], object]) -> dict[int, object]:
+def together(num_workers: int, own: Callable[[int, CentralReduce], object]) -> dict[int, object]:
     """The results of all workers while the first shard adds up."""
     hub, found, failed = InProcessNetwork(), dict[int, object](), list[BaseException]()
     names = [f"worker{i}" for i in range(num_workers)]
@@ -37,7 +37,7 @@ def together(num_workers: int, own: Callable[[int, CentralAllReduce], object]) -
             hub.abort()
 
     def worker(i: int) -> None:
-        sums = CentralAllReduce(InProcessChannel(hub, "star", names[i]), CENTRE)
+        sums = CentralReduce(InProcessChannel(hub, "star", names[i]), CENTRE)
         found[i] = own(i, sums)
         sums.leave()
 
@@ -62,7 +62,7 @@ def test_central_all_reduce_adds_in_worker_order(adds: Sequence[bool], dtype: to
     generator = torch.Generator().manual_seed(7)
     parts = torch.randn(5, 3, 40, generator=generator, dtype=dtype)
 
-    def own(i: int, sums: CentralAllReduce) -> list[torch.Tensor]:
+    def own(i: int, sums: CentralReduce) -> list[torch.Tensor]:
         flats = [part[i].clone() for part in parts]
         for flat in flats:
             sums.sum(flat, adds[i])

@@ -16,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.transport import shm
-from embroute.transport.buffers import NOWHERE, CopyingTransport, MessageTransport
-from embroute.transport.interface import LostPeerError
-from embroute.transport.shm import RingBuffer, SharedMemoryTransport, accept_memory, offer_memory
+from embroute.transport.interface import Channel, LostPeerError
+from embroute.transport.shm import NOWHERE, RingBuffer, SharedMemoryChannel, share_rows
 from embroute.transport.sockets import SocketChannel
 from tests.sizes import sized
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory files are Linux only")
 SIZES = [1, 8, 0, 300, 4096, 64, 2000, 9000, 5] * 20
 
 
@@ -43,22 +42,22 @@ def connected(opened: ExitStack) -> tuple[SocketChannel, SocketChannel]:
     return ends
 
 
-def near(opened: ExitStack) -> tuple[SharedMemoryTransport, SharedMemoryTransport]:
+def near(opened: ExitStack) -> tuple[SharedMemoryChannel, SharedMemoryChannel]:
     shard, worker = connected(opened)
-    return offer_memory("shard0", shard), accept_memory("worker0", worker, 20.0)
+    return share_rows("shard0", shard, 20.0), share_rows("worker0", worker, 20.0)
 
 
 def content(size: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.random.default_rng([size, seed]).integers(0, 256, size, np.uint8)
 
 
-def exchange(transport: MessageTransport, peer: str, ahead: int) -> int:
+def exchange(transport: Channel, peer: str, ahead: int) -> int:
     """Send messages both ways, some ahead of reading; the number that arrived as sent."""
     right, posted = 0, []
     for i, size in enumerate(SIZES):
         buffer = transport.acquire(peer, size)
-        buffer.data[:] = content(size, i)
-        posted.append((i, transport.submit([buffer], [(peer, size)])))
+        buffer[:] = content(size, i)
+        posted.append((i, transport.submit([(peer, buffer)], [(peer, size)])))
         if len(posted) > ahead or i == len(SIZES) - 1:
             for number, arriving in posted:
                 (found,) = arriving.wait()
@@ -75,10 +74,9 @@ def test_shared_memory_messages_arrive_in_order(
 ) -> None:
     if kind == "crowded":  # many messages find no room, and some never do
         monkeypatch.setattr(shm, "RING_BYTES", 1 << 12)
-    ends: tuple[MessageTransport, MessageTransport] = near(opened)
+    ends: tuple[Channel, Channel] = near(opened)
     if kind == "copied":
-        shard, worker = connected(opened)
-        ends = CopyingTransport(shard), CopyingTransport(worker)
+        ends = connected(opened)
     with ThreadPoolExecutor(2) as pool:
         tasks = [pool.submit(exchange, ends[0], "worker0", ahead)]
         tasks.append(pool.submit(exchange, ends[1], "shard0", ahead))
@@ -88,11 +86,11 @@ def test_shared_memory_messages_arrive_in_order(
 def test_receiver_reads_a_shared_message_without_a_copy(opened: ExitStack) -> None:
     shard, worker = near(opened)
     buffer = shard.acquire("worker0", 100)
-    buffer.data[:] = 7
-    shard.submit([buffer], [])
+    buffer[:] = 7
+    shard.submit([("worker0", buffer)], [])
     arriving = worker.submit([], [("shard0", 100)])
     (found,) = arriving.wait()
-    buffer.data[:] = 8
+    buffer[:] = 8
     assert (found == 8).all()
 
 
@@ -101,8 +99,8 @@ def test_unreleased_buffers_are_not_overwritten(opened: ExitStack) -> None:
     kept = []
     for i in range(5):
         buffer = shard.acquire("worker0", 100)
-        buffer.data[:] = i
-        shard.submit([buffer], [])
+        buffer[:] = i
+        shard.submit([("worker0", buffer)], [])
         kept.append(worker.submit([], [("shard0", 100)]))
     assert [found.tolist() for one in kept for found in one.wait()] == [[i] * 100 for i in range(5)]
 
@@ -110,15 +108,15 @@ def test_unreleased_buffers_are_not_overwritten(opened: ExitStack) -> None:
 def test_wait_on_shared_memory_names_a_lost_peer(opened: ExitStack) -> None:
     shard, worker = connected(opened)
     with ThreadPoolExecutor(1) as pool:
-        taking = pool.submit(accept_memory, "worker0", worker, 20.0)
-        transport = offer_memory("shard0", shard)
+        taking = pool.submit(share_rows, "worker0", worker, 20.0)
+        transport = share_rows("shard0", shard, 20.0)
         taking.result(60)
     arriving = transport.submit([], [("worker0", 10)])
     worker.close()
     with pytest.raises(LostPeerError, match="lost worker0"):
         arriving.wait()
     with pytest.raises(LostPeerError, match="lost worker0"):
-        transport.submit([transport.acquire("worker0", 10)], []).wait()
+        transport.exchange([("worker0", transport.acquire("worker0", 10))], [])
 
 
 def test_common_memory_is_shared_by_all_shards_and_workers(opened: ExitStack) -> None:
@@ -133,8 +131,8 @@ def test_common_memory_is_shared_by_all_shards_and_workers(opened: ExitStack) ->
     channels = {name: SocketChannel(sockets) for name, sockets in ranks.items()}
     for channel in channels.values():
         opened.callback(channel.close)
-    shards = [offer_memory(name, channels[name]) for name in ("shard0", "shard1")]
-    workers = [accept_memory(name, channels[name], 20.0) for name in ("worker0", "worker1")]
+    shards = [share_rows(name, channels[name], 20.0) for name in ("shard0", "shard1")]
+    workers = [share_rows(name, channels[name], 20.0) for name in ("worker0", "worker1")]
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(transport.common_memory, 5000) for transport in (*workers, *shards)]
         found = [task.result(60) for task in asked]
@@ -145,8 +143,8 @@ def test_common_memory_is_shared_by_all_shards_and_workers(opened: ExitStack) ->
     assert all(m is not None and m[:5].tolist() == [1, 2, 3, 4, 0] for m in found)
 
 
-def test_copying_transport_has_no_common_memory(opened: ExitStack) -> None:
-    assert CopyingTransport(connected(opened)[0]).common_memory(100) is None
+def test_sockets_have_no_common_memory(opened: ExitStack) -> None:
+    assert connected(opened)[0].common_memory(100) is None
 
 
 def test_shared_memory_leaves_no_file(opened: ExitStack) -> None:

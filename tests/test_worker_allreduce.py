@@ -16,14 +16,15 @@ import torch
 from embroute.transport import allreduce
 from embroute.transport.allreduce import (
     FEW_WORKERS,
-    WorkerAllReduce,
+    AllReduce,
     allreduce_links,
-    open_allreduce,
+    new_allreduce,
+    share_addends,
 )
 from embroute.transport.interface import LostPeerError
 from embroute.transport.sockets import SocketChannel
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are driven on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory files are Linux only")
 Near = list[SocketChannel]
 
 
@@ -53,14 +54,19 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
-def ready(workers: int, opened: ExitStack, near: bool = True) -> list[WorkerAllReduce]:
+def begin(channels: Near, index: int, near: bool) -> AllReduce:
+    """The all-reduce of one worker; with `near`, through memory."""
+    memory = share_addends(channels[index], index, len(channels), 20.0) if near else None
+    return new_allreduce(channels[index], index, len(channels), memory)
+
+
+def ready(workers: int, opened: ExitStack, near: bool = True) -> list[AllReduce]:
     """The open all-reduce of every worker."""
     channels = connected(workers, socket.socketpair if near else network_pair, near)
     for channel in channels:
         opened.callback(channel.close)
-    return together(
-        [partial(open_allreduce, channels[i], i, workers, 20.0) for i in range(workers)]
-    )
+    near = near and workers > 1
+    return together([partial(begin, channels, i, near) for i in range(workers)])
 
 
 def together(work: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -131,16 +137,16 @@ def test_workers_exchange_messages_beside_the_all_reduce(near: bool, opened: Exi
     first, *_, last = ready(4, opened, near)
     data = torch.arange(4, dtype=torch.uint8).numpy()
     got = torch.zeros(4, dtype=torch.uint8).numpy()
-    first.exchange([("worker3", data)], [])
-    last.submit([], [("worker0", got)]).wait()
+    first.channel.exchange([("worker3", data)], [])
+    last.channel.submit([], [("worker0", got)]).wait()
     assert got.tolist() == [0, 1, 2, 3]
-    first.close()
+    first.channel.close()
 
 
 @pytest.mark.parametrize("near", [True, False])
 def test_all_reduce_names_a_lost_worker(near: bool, opened: ExitStack) -> None:
     first, second = ready(2, opened, near)
-    second.close()
+    second.channel.close()
     with pytest.raises(LostPeerError, match="lost worker1"):
         first.sum(torch.ones(3))
 
@@ -149,5 +155,5 @@ def test_opening_the_all_reduce_names_a_lost_worker() -> None:
     near = connected(2, socket.socketpair)
     near[0].close()
     with pytest.raises(LostPeerError, match="lost worker0"):
-        open_allreduce(near[1], 1, 2, 20.0)
+        share_addends(near[1], 1, 2, 20.0)
     near[1].close()

@@ -49,6 +49,7 @@ OPTIONS = (
     ("keep", "Checkpoints to keep."),
     ("restarts", "Restarts of all ranks from the last complete checkpoint, at most."),
     ("peer-timeout", "Seconds without a heartbeat after which a rank counts as lost."),
+    ("transport", "Way of rows and sums: auto, sockets or shared-memory."),
     ("out", "Folder of the run: run file, metrics, checkpoints."),
     ("device", "Device of the dense model: cpu or cuda."),
     ("dtype", "Number type: float32 or float64."),

@@ -236,14 +236,14 @@ class Size:
         return f"{self.amount:.0f} {self.unit}"
 
 
-AUTO = Size(0.1, "auto")
+AUTO_CACHE = Size(0.1, "auto")
 
 
 def parse_cache(name: str, size: Size | str | float) -> Size:
     """The size of a cache: `auto`, or as `parse_size` reads it."""
     if isinstance(size, Size):
         return size
-    return AUTO if size == "auto" else parse_size(name, str(size))
+    return AUTO_CACHE if size == "auto" else parse_size(name, str(size))
 
 
 def parse_size(name: str, text: str) -> Size:

@@ -168,11 +168,12 @@ def gather_from_workers(rank: RankContext, array: Array) -> list[Array]:
     The arrays may differ in their first axis only.
     """
     first, *others = rank.workers
+    array, channel = np.ascontiguousarray(array), rank.allreduce.channel
     if rank.index:
-        send_message(rank.allreduce, first, Gathered(len(array), array.reshape(-1)))
+        send_message(channel, first, Gathered(len(array), array.reshape(-1)))
         return []
     arrays = [array]
-    for peer, (message, _) in zip(others, receive_messages(rank.allreduce, others), strict=True):
+    for peer, (message, _) in zip(others, receive_messages(channel, others), strict=True):
         arrays.append(_rows_of(message, peer, array))
     return arrays
 

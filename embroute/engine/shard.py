@@ -23,13 +23,13 @@ from embroute.engine.schedule import CHUNK_COUNTS, BlocksByTime, TransferTime
 from embroute.engine.store import RecordWidths, ShardStore
 from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
 from embroute.launch.rank import COORDINATOR
-from embroute.transport.buffers import MessageTransport, RecvHandle
+from embroute.transport.interface import Channel, PendingMessages
 
 
 class IncomingBlocks(NamedTuple):
     """Messages on their way, and the blocks in the message of each worker."""
 
-    receives: RecvHandle
+    receives: PendingMessages
     blocks: list[list[PendingBlock]]
 
 
@@ -40,7 +40,7 @@ class Shard:
         self,
         store: ShardStore,
         widths: RecordWidths,
-        transport: MessageTransport,
+        transport: Channel,
         workers: Sequence[str],
         meter: Meter,
     ) -> None:
@@ -78,12 +78,12 @@ class Shard:
         def blocks(time: TransferTime) -> list[PendingBlock]:
             return blocks_of_step(step, by_time[time])
 
-        with self.meter.during(EARLY_PHASE, self.transport):
+        with self.meter.during(EARLY_PHASE, step, self.transport):
             deferred = self._lazy.take(step) + self._leaving.take(step)
             self._take(self._expect(deferred + blocks(TransferTime.EARLY_PUSH)))
             self._send(blocks(TransferTime.EARLY_PULL)).wait()
         self._leaving.add(step + 1, blocks(TransferTime.EARLY_LEAVE))
-        with self.meter.during(URGENT_PHASE, self.transport):
+        with self.meter.during(URGENT_PHASE, step, self.transport):
             pushes = self._urgent + blocks(TransferTime.URGENT_PUSH)
             # Chunks nest, so the smaller number of both plans cuts the blocks of both.
             self._stream(pushes, blocks(TransferTime.LATE_PULL), min(chunks, self._chunks))
@@ -97,7 +97,7 @@ class Shard:
         """Take in all deferred updates, and every update that workers keep."""
         by_time = self._blocks(message)
         self._begin(message.step)
-        with self.meter.during(DRAIN_PHASE, self.transport):
+        with self.meter.during(DRAIN_PHASE, message.step, self.transport):
             deferred = self._lazy.take_all() + self._leaving.take_all() + self._urgent
             pushes = blocks_of_step(message.step, by_time[TransferTime.URGENT_PUSH])
             self._take(self._expect(deferred + pushes))
@@ -120,7 +120,7 @@ class Shard:
     def serve(self, message: Serve) -> None:
         """Send rows outside of a step."""
         pulls = self._blocks(message)[TransferTime.EARLY_PULL]
-        with self.meter.during(ASIDE, self.transport):
+        with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
             self._send(blocks_of_step(packing.OUTSIDE, pulls)).wait()
 
     def _stream(
@@ -175,13 +175,13 @@ class Shard:
             ]
             self.store.update(pushed, rates[step], step)
 
-    def _send(self, wanted: Sequence[PendingBlock]) -> RecvHandle:
+    def _send(self, wanted: Sequence[PendingBlock]) -> PendingMessages:
         """Begin to send rows."""
         buffers = []
         for worker, blocks in packing.by_peer(wanted, self.workers):
             buffer = self.transport.acquire(worker, packing.message_bytes(blocks, self.widths))
-            for pending, rows in packing.views_in(blocks, buffer.data, self.widths):
+            for pending, rows in packing.views_in(blocks, buffer, self.widths):
                 self.store.read(pending.block, rows)
                 self.meter.block(pending, rows.nbytes)
-            buffers.append(buffer)
+            buffers.append((worker, buffer))
         return self.transport.submit(buffers, [])

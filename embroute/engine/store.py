@@ -19,7 +19,7 @@ from embroute.engine.sharding import RowSharding
 from embroute.kernels.array_types import F64, I32, I64
 from embroute.kernels.codes import DELTA, GRADIENT, VALUE, VALUE_STATE
 from embroute.kernels.rows import Floats, gather, merge, scatter, scatter_add
-from embroute.transport.buffers import MessageTransport
+from embroute.transport.interface import Channel
 
 _ALIGN = 64  # bytes of a cache line
 
@@ -52,9 +52,7 @@ class RecordWidths:
         return len(block.indices) * self.columns(block) * self.dtype.itemsize
 
 
-def shared_tables(
-    transport: MessageTransport, sharding: RowSharding, widths: RecordWidths
-) -> list[Floats]:
+def shared_tables(transport: Channel, sharding: RowSharding, widths: RecordWidths) -> list[Floats]:
     """All rows of each arena, in memory that all shards and workers share.
 
     The rows of the first shard come first, then those of the second. Every shard and every worker
@@ -68,7 +66,7 @@ def shared_tables(
     if memory is None:
         raise ValueError(
             "policy in-place: shards and workers share no memory; they must be on one Linux "
-            "machine, without EMBROUTE_EXCHANGE=gloo"
+            "machine, without transport=sockets"
         )
     firsts = accumulate(aligned[:-1], initial=0)
     return [
@@ -84,12 +82,12 @@ def rows_of_shard(tables: Sequence[Floats], sharding: RowSharding, shard: int) -
     return [rows[first : first + count] for rows, first, count in bounds]
 
 
-def _signal(transport: MessageTransport, peers: Sequence[str]) -> None:
+def _signal(transport: Channel, peers: Sequence[str]) -> None:
     """Tell peers that this rank has finished its part of the step."""
-    transport.submit([transport.acquire(peer, 1) for peer in peers], []).wait()
+    transport.exchange([(peer, transport.acquire(peer, 1)) for peer in peers], [])
 
 
-def _await_signals(transport: MessageTransport, peers: Sequence[str]) -> None:
+def _await_signals(transport: Channel, peers: Sequence[str]) -> None:
     """Wait for the signals of all peers."""
     signals = transport.submit([], [(peer, 1) for peer in peers])
     signals.wait()
@@ -117,7 +115,7 @@ class ShardStore:
         self._place = [np.full(count, -1, np.int32) for count in counts]  # scratch of `update`
         self.stamps = shard_versions(shard, sharding) if widths.stamped else None
 
-    def meet(self, transport: MessageTransport, workers: Sequence[str]) -> None:
+    def meet(self, transport: Channel, workers: Sequence[str]) -> None:
         """With shared tables: when all workers have finished the step, let all of them go on."""
         if self._shared:
             _await_signals(transport, workers)
@@ -183,7 +181,7 @@ class CacheStore:
         """Use this learning rate from now on."""
         self.optimizer = self.optimizer.with_lr(lr)
 
-    def meet(self, transport: MessageTransport, shards: Sequence[str]) -> None:
+    def meet(self, transport: Channel, shards: Sequence[str]) -> None:
         """With shared tables: wait until all workers have finished the step."""
         if self._shared:
             _signal(transport, shards)

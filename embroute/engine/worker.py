@@ -40,13 +40,13 @@ from embroute.kernels.rows import Floats
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.setup import Setup
-from embroute.transport.buffers import MessageTransport, RecvHandle, SendBuffer
+from embroute.transport.interface import Channel, Message, PendingMessages
 
 
 class InFlight(NamedTuple):
     """Messages on their way: the pushed blocks, and the blocks in the message of each shard."""
 
-    messages: RecvHandle
+    messages: PendingMessages
     pushes: Sequence[StagedBlock]
     pulls: list[list[PendingBlock]]
 
@@ -60,7 +60,7 @@ class WorkerTransfers:
     def __init__(
         self,
         store: CacheStore,
-        transport: MessageTransport,
+        transport: Channel,
         shards: Sequence[str],
         meter: Meter,
         setup: Setup,
@@ -77,7 +77,7 @@ class WorkerTransfers:
     def early(self, step: int, transfers: BlocksByTime) -> None:
         """Beside the compute of the step before: move rows that this compute does not use."""
         began = time.perf_counter()
-        with self.meter.during(EARLY_PHASE, self.transport):
+        with self.meter.during(EARLY_PHASE, step, self.transport):
             # Rows to evict are copied out first: pulls of this phase overwrite their slots.
             leaving = self._stage(step, transfers[TransferTime.EARLY_LEAVE])
             pushes = self._lazy.take(step) + self._leaving.take(step)
@@ -92,7 +92,7 @@ class WorkerTransfers:
         A chunk of pulls may arrive while the next chunks of pushes leave.
         """
         began = time.perf_counter()
-        with self.meter.during(URGENT_PHASE, self.transport):
+        with self.meter.during(URGENT_PHASE, step, self.transport):
             leaving = self._stage(step, transfers[TransferTime.URGENT_LEAVE])
             pushes = self._urgent + _unstaged(step, transfers[TransferTime.URGENT_PUSH])
             pulls = blocks_of(step, transfers[TransferTime.LATE_PULL])
@@ -141,7 +141,7 @@ class WorkerTransfers:
 
     def drain(self, step: int, transfers: BlocksByTime) -> None:
         """Push every update to its shard."""
-        with self.meter.during(DRAIN_PHASE, self.transport):
+        with self.meter.during(DRAIN_PHASE, step, self.transport):
             pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
             self._move(pushes + _unstaged(step, transfers[TransferTime.URGENT_PUSH]), [])
             self.store.meet(self.transport, self.shards)
@@ -149,7 +149,7 @@ class WorkerTransfers:
 
     def fetch(self, blocks: Sequence[TransferBlock]) -> list[Floats]:
         """Rows as they are at the shards, pulled past the cache."""
-        with self.meter.during(ASIDE, self.transport):
+        with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
             in_flight = self._submit([], blocks_of(packing.OUTSIDE, blocks))
             arrived = self._wait(in_flight)
         copies = [
@@ -160,7 +160,7 @@ class WorkerTransfers:
 
     def refill(self, transfers: BlocksByTime) -> None:
         """Put copies back into their slots, after a resume."""
-        with self.meter.during(ASIDE, self.transport):
+        with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
             self._move([], blocks_of(packing.OUTSIDE, transfers[TransferTime.EARLY_PULL]))
 
     def _stage(
@@ -183,18 +183,18 @@ class WorkerTransfers:
         messages = self.transport.submit(buffers, sizes)
         return InFlight(messages, pushes, [blocks for _, blocks in expected])
 
-    def _pack(self, shard: str, staged: Sequence[StagedBlock]) -> SendBuffer:
+    def _pack(self, shard: str, staged: Sequence[StagedBlock]) -> Message:
         """Write a message: blocks one after the other, then the learning rates."""
         blocks = [pending for pending, _ in staged]
         buffer = self.transport.acquire(shard, packing.message_bytes(blocks, self.widths))
-        views = packing.views_in(blocks, buffer.data, self.widths)
+        views = packing.views_in(blocks, buffer, self.widths)
         for (pending, rows), (_, view) in zip(staged, views, strict=True):
             if rows is None:
                 self.store.read_into(pending.block, view)
             else:
                 view[:] = rows
-        packing.pack_rates(blocks, self._rates, buffer.data)
-        return buffer
+        packing.pack_rates(blocks, self._rates, buffer)
+        return shard, buffer
 
     def _take(self, in_flight: InFlight) -> None:
         """Wait for rows, and put them into their slots."""

@@ -6,20 +6,21 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from embroute.kernels.array_types import U8
-from embroute.launch.rank import RankContext, rank_names, worker_names
-from embroute.transport.buffers import CopyingTransport
-from embroute.transport.interface import LostPeerError, Message, Work
+from embroute.launch.rank import RankContext, rank_names, role_and_index
+from embroute.transport.allreduce import new_allreduce, reduce_bytes
+from embroute.transport.headers import MessageCounter, check_header
+from embroute.transport.interface import LostPeerError, Message, Receive
 
 _T = TypeVar("_T")
-_Queue = queue.SimpleQueue[U8 | None]
+_Queue = queue.SimpleQueue[tuple[bytes, U8] | None]
 
 
 @dataclass
@@ -29,17 +30,17 @@ class InProcessNetwork:
     queues: dict[tuple[str, str, str], _Queue] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     broken: threading.Event = field(default_factory=threading.Event)
-    common: dict[int, U8] = field(default_factory=dict)
+    common: dict[Hashable, U8] = field(default_factory=dict)
 
     def queue_between(self, channel: str, source: str, target: str) -> _Queue:
         """Messages on their way from one rank to another."""
         with self.lock:
             return self.queues.setdefault((channel, source, target), queue.SimpleQueue())
 
-    def memory(self, number: int, size: int) -> U8:
-        """Zeros, the same for every rank that asks for this number."""
+    def memory(self, key: Hashable, size: int) -> U8:
+        """Zeros, the same for every rank that asks for this key."""
         with self.lock:
-            return self.common.setdefault(number, np.zeros(size, np.uint8))
+            return self.common.setdefault(key, np.zeros(size, np.uint8))
 
     def abort(self) -> None:
         """Wake every waiting rank: one rank has failed."""
@@ -49,97 +50,94 @@ class InProcessNetwork:
                 messages.put(None)
 
 
-@dataclass(frozen=True)
 class InProcessChannel:
-    """A channel between threads of one process; sums are taken in the order of `members`."""
+    """A channel between threads of one process."""
 
-    network: InProcessNetwork
-    kind: str
-    name: str
-    members: tuple[str, ...] = ()
-    waited_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    in_memory = False
+    def __init__(self, network: InProcessNetwork, kind: str, name: str) -> None:
+        self.network, self.kind, self.name = network, kind, name
+        self.waited_s: defaultdict[str, float] = defaultdict(float)
+        self._counter, self._common = MessageCounter(kind), count(1)
+        self.begin = self._counter.begin
 
-    def submit(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+    def acquire(self, peer: str, size: int) -> U8:
+        """New memory: the receiver takes it over."""
+        return np.empty(size, np.uint8)
+
+    def submit(self, sends: Sequence[Message], receives: Sequence[Receive]) -> InProcessMessages:
         """Copy the sends into the other ranks' queues at once; `wait` receives."""
         for peer, data in sends:
-            self.network.queue_between(self.kind, self.name, peer).put(data.copy())
-        return InProcessWork(self, receives)
+            header = self._counter.sent(peer, data.nbytes)
+            self.network.queue_between(self.kind, self.name, peer).put((header, data.copy()))
+        sizes = [room.nbytes if isinstance(room, np.ndarray) else room for _, room in receives]
+        peers = [peer for peer, _ in receives]
+        expected = [self._counter.expected(*pair) for pair in zip(peers, sizes, strict=True)]
+        return InProcessMessages(self, receives, expected)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Receive]) -> list[U8]:
         """Send and receive all messages."""
-        self.submit(sends, receives).wait()
+        return self.submit(sends, receives).wait()
+
+    def common_memory(self, size: int) -> U8 | None:
+        """The same memory for the same call of every rank."""
+        return self.network.memory((self.kind, next(self._common)), size)
 
     def close(self) -> None:
         """Nothing: the queues end with the network."""
 
-    def receive(self, peer: str, data: U8) -> None:
-        """Wait for the next message of a peer, which must be as long as `data`."""
+    def receive(self, peer: str, room: U8 | int, expected: bytes) -> U8:
+        """Wait for the next message of a peer."""
         began = time.perf_counter()
-        messages = self.network.queue_between(self.kind, peer, self.name)
-        message = None if self.network.broken.is_set() else messages.get()
+        queue_of_peer = self.network.queue_between(self.kind, peer, self.name)
+        message = None if self.network.broken.is_set() else queue_of_peer.get()
         if message is None:
             raise LostPeerError(f"lost {peer}: another rank failed")
-        if len(message) != len(data):
-            raise RuntimeError(
-                f"{peer} sent {self.name} {len(message)} bytes on {self.kind}, expected {len(data)}"
-            )
-        data[:] = message
+        header, data = message
+        check_header(peer, header, expected)
+        if isinstance(room, np.ndarray):
+            room[:] = data
         self.waited_s[peer] += time.perf_counter() - began
-
-    def sum(self, flat: torch.Tensor) -> None:
-        """The first member adds up the others' tensors, and sends the sum back."""
-        data, first = flat.numpy().view(np.uint8), self.members[0]
-        if self.name != first:
-            self.exchange([(first, data)], [(first, data)])
-            return
-        addend = torch.empty_like(flat)
-        for peer in self.members[1:]:
-            self.exchange([], [(peer, addend.numpy().view(np.uint8))])
-            flat += addend
-        self.exchange([(peer, data) for peer in self.members[1:]], [])
+        return data
 
 
-@dataclass(frozen=True)
-class InProcessWork:
+class InProcessMessages(NamedTuple):
     """Messages that a rank has submitted."""
 
     channel: InProcessChannel
-    receives: Sequence[Message]
+    receives: Sequence[Receive]
+    headers: Sequence[bytes]
 
-    def wait(self) -> None:
+    def wait(self) -> list[U8]:
         """Receive every message."""
-        for peer, data in self.receives:
-            self.channel.receive(peer, data)
+        messages = zip(self.receives, self.headers, strict=True)
+        return [self.channel.receive(peer, room, header) for (peer, room), header in messages]
 
-
-class InProcessTransport(CopyingTransport):
-    """Row messages between threads, which can also share memory."""
-
-    def __init__(self, network: InProcessNetwork, channel: InProcessChannel) -> None:
-        super().__init__(channel)
-        self._network, self._calls = network, 0
-
-    def common_memory(self, size: int) -> U8 | None:
-        """The same memory for the same call of every rank."""
-        self._calls += 1
-        return self._network.memory(self._calls, size)
+    def release(self) -> None:
+        """Nothing: every message has its own memory."""
 
 
 def in_process_rank(
     network: InProcessNetwork, name: str, num_workers: int, num_shards: int
 ) -> RankContext:
     """One rank among the threads of a network."""
-    workers = tuple(worker_names(num_workers))
+    channels = {
+        kind: InProcessChannel(network, kind, name)
+        for kind in ("plans", "rows", "answers", "star", "sums")
+    }
+    role, index = role_and_index(name)
+    sums, memory = channels["sums"], None
+    if role == "worker" and num_workers > 1:
+        memory = network.memory("addends", reduce_bytes(num_workers))
+    allreduce = new_allreduce(sums, index if role == "worker" else 0, num_workers, memory)
+    allreduce.in_memory = False  # as between hosts, so that its bytes count
     return RankContext(
         name,
         num_workers,
         num_shards,
-        control=InProcessChannel(network, "plans", name),
-        rows=InProcessTransport(network, InProcessChannel(network, "rows", name)),
-        allreduce=InProcessChannel(network, "dense", name, workers),
-        replies=InProcessChannel(network, "answers", name),
-        central=InProcessChannel(network, "star", name),
+        control=channels["plans"],
+        rows=channels["rows"],
+        allreduce=allreduce,
+        replies=channels["answers"],
+        central=channels["star"],
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embroute.transport.buffers import MessageTransport
-from embroute.transport.interface import AllReduce, Channel
+from embroute.transport.allreduce import AllReduce
+from embroute.transport.interface import Channel
 
 COORDINATOR = "coordinator"
 
@@ -40,7 +40,7 @@ class RankContext:
     num_workers: int
     num_shards: int
     control: Channel  # from the coordinator to all other ranks
-    rows: MessageTransport  # between shards and workers
+    rows: Channel  # between shards and workers
     allreduce: AllReduce  # sums over the workers
     replies: Channel  # from all other ranks to the coordinator
     central: Channel  # between the first shard and the workers: sums at the first shard
@@ -110,7 +110,15 @@ class RankTopology:
     @property
     def num_row_nodes(self) -> int:
         """Nodes with a shard or a worker, which hold rows."""
-        return sum(any(name != COORDINATOR for name in ranks) for ranks in self.nodes.values())
+        return self._num_nodes("shard", "worker")
+
+    @property
+    def num_worker_nodes(self) -> int:
+        """Nodes with a worker."""
+        return self._num_nodes("worker")
+
+    def _num_nodes(self, *roles: str) -> int:
+        return sum(any(name.startswith(roles) for name in ranks) for ranks in self.nodes.values())
 
     @property
     def num_ranks(self) -> int:

@@ -6,54 +6,41 @@ import ctypes
 import itertools
 import os
 import socket
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
-
-import torch.distributed as dist
-from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from embroute.launch.heartbeat import Heartbeat, patience
 from embroute.launch.rank import (
     COORDINATOR,
     RankContext,
     RankTopology,
-    rank_names,
     role_and_index,
     shard_names,
     worker_names,
 )
-from embroute.transport.allreduce import allreduce_links, is_same_host, open_allreduce
-from embroute.transport.bootstrap import INTERFACE, Links, open_channels
-from embroute.transport.buffers import CopyingTransport, MessageTransport
-from embroute.transport.gloo import GlooChannel
-from embroute.transport.interface import AllReduce, Channel, LostPeerError
-from embroute.transport.job_store import (
-    FOLDER,
-    JobStore,
-    attempt,
-    hosts_store,
-    names_by_rank,
-    on_one_machine,
-    open_store,
-    torch_store,
+from embroute.transport.allreduce import AllReduce, allreduce_links, new_allreduce, share_addends
+from embroute.transport.bootstrap import Links, open_channels
+from embroute.transport.interface import (
+    AUTO,
+    SHARED_MEMORY,
+    SOCKETS,
+    TRANSPORTS,
+    Channel,
+    LostPeerError,
 )
-from embroute.transport.shm import accept_memory, offer_memory
+from embroute.transport.job_store import FOLDER, JobStore, hosts_store, names_by_rank, open_store
+from embroute.transport.shm import share_rows
 from embroute.transport.sockets import SocketChannel
 
-EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
 CONNECT_S = 60.0
 COORDINATOR_NICENESS = 10  # plans are made ahead, so training ranks on the same cores come first
-TRANSFER_TIMEOUT = timedelta(hours=2)  # of Gloo: the heartbeat notices dead ranks
 # Parameters of glibc's mallopt, and values in bytes: the size from which freed memory returns to
 # the system at once (glibc accepts no larger one), and how much free memory the heap keeps.
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
 MMAP_THRESHOLD_BYTES, TRIM_THRESHOLD_BYTES = 1 << 25, 1 << 28
 
 
-def _links(topology: RankTopology) -> Links:
+def _links(topology: RankTopology, sums_in_memory: bool) -> Links:
     """Pairs of listener and caller; listeners precede callers in the order of `rank_names`."""
     shards, workers = shard_names(topology.num_shards), worker_names(topology.num_workers)
     to_all = [(COORDINATOR, peer) for peer in (*shards, *workers)]
@@ -62,85 +49,40 @@ def _links(topology: RankTopology) -> Links:
         "rows": list(itertools.product(shards, workers)),
         "answers": to_all,
         "star": [(shards[0], worker) for worker in workers],
-        "sums": allreduce_links(workers, len(topology.nodes) == 1),
+        "sums": allreduce_links(workers, sums_in_memory),
     }
 
 
-def _uses_sockets() -> bool:
-    """Whether ranks exchange over sockets of our own; if not, over Gloo."""
-    exchange = os.environ.get(EXCHANGE) or SOCKETS
-    if exchange not in (SOCKETS, GLOO):
-        raise ValueError(f"{EXCHANGE} must be {SOCKETS} or {GLOO}, got {exchange!r}")
-    return exchange == SOCKETS and sys.platform == "linux"
+def shares_memory(transport: str, topology: RankTopology) -> tuple[bool, bool]:
+    """Whether rows, and sums over workers, pass through shared memory. The choice of every rank."""
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    able, nodes = hasattr(os, "memfd_create"), topology.num_row_nodes
+    if transport == SHARED_MEMORY and (nodes > 1 or not able):
+        where = f"on {nodes} nodes" if able else "on a system without memory files (memfd_create)"
+        raise ValueError(
+            f"transport={SHARED_MEMORY}: shards and workers must be on one Linux machine, they are "
+            f"{where}"
+        )
+    if transport == SOCKETS or not able:
+        return False, False
+    return nodes == 1, topology.num_worker_nodes == 1
 
 
-def _gloo_channels(rank_of: dict[str, int], topology: RankTopology) -> dict[str, Channel]:
-    """Torch's process groups. Gloo does not authenticate callers."""
-    if on_one_machine():
-        os.environ.setdefault(INTERFACE, _loopback())
-    timeout = timedelta(seconds=CONNECT_S)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(
-        "gloo", store=_gloo_store(), rank=rank, world_size=size, timeout=timeout
-    )
-    workers = [rank_of[name] for name in worker_names(topology.num_workers)]
-    members = {kind: sorted(rank_of.values()) for kind in _links(topology)} | {"sums": workers}
-    return {
-        kind: GlooChannel(dist.new_group(ranks, TRANSFER_TIMEOUT, "gloo"), rank_of)
-        for kind, ranks in members.items()
-    }
-
-
-def _gloo_store() -> Store:
-    """The store by which Gloo finds its peers; Gloo takes only torch's own kinds."""
-    if FOLDER in os.environ:
-        path = Path(os.environ[FOLDER]) / f"gloo{attempt()}"
-        return FileStore(str(path), int(os.environ["WORLD_SIZE"]))
-    return torch_store(CONNECT_S)
-
-
-def _loopback() -> str:
-    """The interface of connections within this host."""
-    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-
-
-def _channels(
-    store: JobStore, name: str, rank_of: dict[str, int], topology: RankTopology
-) -> Mapping[str, Channel]:
-    """This rank's channels, by kind."""
-    if _uses_sockets():
-        return open_channels(store, name, _links(topology), CONNECT_S)
-    return _gloo_channels(rank_of, topology)
-
-
-def _allreduce(name: str, topology: RankTopology, channel: Channel) -> AllReduce:
+def _allreduce(
+    name: str, topology: RankTopology, channel: SocketChannel, in_memory: bool
+) -> AllReduce:
     """Sums over workers; ranks of other roles get one that is never used."""
-    if isinstance(channel, SocketChannel):
-        role, index = role_and_index(name)
-        if role == "worker":
-            return open_allreduce(channel, index, topology.num_workers, CONNECT_S)
-        return open_allreduce(channel, 0, 1, CONNECT_S)
-    assert isinstance(channel, GlooChannel)
-    return channel
+    (role, index), workers, memory = role_and_index(name), topology.num_workers, None
+    if role == "worker" and workers > 1 and in_memory:
+        memory = share_addends(channel, index, workers, CONNECT_S)
+    return new_allreduce(channel, index, workers, memory)
 
 
-def _row_transport(
-    store: JobStore, name: str, topology: RankTopology, channel: Channel
-) -> MessageTransport:
-    """Shared memory if all shards and workers are on one host, else messages that copy.
-
-    Both ends of a connection must choose the same. So each rank publishes whether all its peers are
-    on its host, and reads what all the others have published.
-    """
-    _, *others = rank_names(topology.num_workers, topology.num_shards)
-    if name not in others or not isinstance(channel, SocketChannel):
-        return CopyingTransport(channel)
-    store.set(f"near/{name}", str(is_same_host(channel)))
-    if not all(store.get(f"near/{other}") == str(True).encode() for other in others):
-        return CopyingTransport(channel)
-    if name.startswith("shard"):
-        return offer_memory(name, channel)
-    return accept_memory(name, channel, CONNECT_S)
+def _rows(name: str, channel: SocketChannel, in_memory: bool) -> Channel:
+    """The channel of rows; the coordinator has none to use."""
+    shares = in_memory and name != COORDINATOR
+    return share_rows(name, channel, CONNECT_S) if shares else channel
 
 
 def _ranks_by_name(
@@ -185,7 +127,7 @@ def keep_memory() -> bool:
 
 @contextmanager
 def connect(
-    topology: RankTopology, node: str = "", peer_timeout_s: float = 30.0
+    topology: RankTopology, node: str = "", peer_timeout_s: float = 30.0, transport: str = AUTO
 ) -> Iterator[RankContext]:
     """This process's rank in a job that torchrun or `embroute train` has started."""
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -207,20 +149,18 @@ def connect(
     heartbeat = Heartbeat(heartbeat_store, name, sorted(rank_of), peer_timeout_s)
     heartbeat.hosts_store = hosts_store()
     with heartbeat:
-        channels = _channels(store, name, rank_of, topology)
+        rows_in_memory, sums_in_memory = shares_memory(transport, topology)
+        channels = open_channels(store, name, _links(topology, sums_in_memory), CONNECT_S)
         yield RankContext(
             name,
             topology.num_workers,
             topology.num_shards,
             control=channels["plans"],
             # All ranks open these two in this order, since each may wait for a peer.
-            allreduce=_allreduce(name, topology, channels["sums"]),
-            rows=_row_transport(store, name, topology, channels["rows"]),
+            allreduce=_allreduce(name, topology, channels["sums"], sums_in_memory),
+            rows=_rows(name, channels["rows"], rows_in_memory),
             replies=channels["answers"],
             central=channels["star"],
         )
-    # Not after an error: closing Gloo's groups would wait for the lost rank.
     for channel in channels.values():
         channel.close()
-    if dist.is_initialized() and not _uses_sockets():
-        dist.destroy_process_group()

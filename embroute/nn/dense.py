@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from embroute.config.cluster import Cluster
 from embroute.cost.step_time import reduces_at_shard
 from embroute.launch.rank import RankContext
-from embroute.transport.allreduce import CentralAllReduce, can_reduce
+from embroute.transport.allreduce import CentralReduce, can_reduce
 
 
 class Dense:
@@ -23,7 +23,7 @@ class Dense:
         self.optimizers = optimizers
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.rank, self.cluster, self.sent_bytes = rank, cluster, 0
-        self._central = CentralAllReduce(rank.central, rank.shards[0])
+        self._central = CentralReduce(rank.central, rank.shards[0])
         self.finite = True  # whether all sums of the last step were finite
         self._broadcast([p.data for p in model.parameters()] + list(model.buffers()))
 

@@ -39,6 +39,7 @@ from embroute.planner.interfaces import Policy
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DEFAULT_POLICY, PolicyLike, policy_of
+from embroute.transport.interface import AUTO
 from embroute.transport.job_store import SHARDS_VARIABLE
 
 
@@ -327,8 +328,8 @@ def join_job(settings: Settings) -> RankContext:
             )
         topology = on_one_node(workers, shards)
     stack = ExitStack()
-    timeout_s = settings.get("peer_timeout", 30.0)
-    rank = stack.enter_context(connect(topology, settings.get("node", ""), timeout_s))
+    timeout_s, transport = settings.get("peer_timeout", 30.0), settings.get("transport", AUTO)
+    rank = stack.enter_context(connect(topology, settings.get("node", ""), timeout_s, transport))
     atexit.register(_leave, stack)
     install_exit_hooks(rank.name)
     return rank

@@ -16,6 +16,7 @@ from embroute.config.spec import LIMITS, Limit, Size, parse_cache, parse_path, s
 from embroute.nn.tensor_batches import UserLookups
 from embroute.planner.interfaces import Dispatch, Evict, Policy, Sync
 from embroute.policies.catalog import PolicyLike, policy_of
+from embroute.transport.interface import TRANSPORTS
 
 
 class Settings(TypedDict, total=False):
@@ -28,6 +29,7 @@ class Settings(TypedDict, total=False):
     nodes: Mapping[str, Sequence[str]]
     node: str  # this machine's name in `nodes`, if it differs from the host name
     peer_timeout: float
+    transport: str  # auto, sockets or shared-memory
     lookups: UserLookups
     min_rows: int
     epochs: int
@@ -141,9 +143,14 @@ def _extras(name: str, value: object) -> None:
         _stateful(f"{name}{shown(key)}", entry)
 
 
-def _debug(name: str, value: object) -> None:
-    if not isinstance(value, str) or value not in DEBUG:
-        raise ValueError(f"{name} must be one of {', '.join(DEBUG)}, got {shown(value)}")
+def _one_of(known: Sequence[str]) -> Check:
+    """A check for one of a few words."""
+
+    def check(name: str, value: object) -> None:
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {shown(value)}")
+
+    return check
 
 
 def _held_out(name: str, value: object) -> None:
@@ -169,7 +176,8 @@ _CHECKS: Mapping[str, Check] = {
     "tables": _path,
     "extras": _extras,
     "stop": _has(("is_set",), "a threading.Event"),
-    "debug": _debug,
+    "debug": _one_of(DEBUG),
+    "transport": _one_of(TRANSPORTS),
 }
 
 

@@ -69,7 +69,8 @@ def rank_main(run_file: Path, node: str) -> None:
             run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
-        with connect(run.topology(), node, run.peer_timeout) as rank, _locked(folder, rank):
+        connected = connect(run.topology(), node, run.peer_timeout, run.transport)
+        with connected as rank, _locked(folder, rank):
             name = rank.name
             ready = train_rank(run, rank, folder, signals.begin())
             write_record(folder, name, ready)

@@ -27,6 +27,7 @@ from embroute.models.registry import MODELS, ModelOptions
 from embroute.nn.job import assumed_cluster, trainable_policy
 from embroute.planner.row_store import row_store_of
 from embroute.policies.catalog import DEFAULT_POLICY
+from embroute.transport.interface import AUTO, TRANSPORTS
 
 RUN_FILE, CHECKPOINTS = "run.yaml", "checkpoints"  # in the folder of a run
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
@@ -70,6 +71,7 @@ class RunFile:
     resume: bool = False
     restarts: int = 0
     peer_timeout: float = 30.0
+    transport: str = AUTO
     out: str = "run"
     device: str = "cpu"
     dtype: str = "float32"
@@ -79,6 +81,7 @@ class RunFile:
         _one_of("--dense-optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)
         _one_of("--model", self.model, tuple(MODELS))
         _one_of("--pooling", self.pooling, ("sum", "mean"))
+        _one_of("--transport", self.transport, TRANSPORTS)
         _one_of("--dtype", self.dtype, ("float32", "float64"))
         for entry in fields(self):
             if entry.name in LIMITS:

@@ -15,6 +15,7 @@ import selectors
 import socket
 import struct
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -78,8 +79,12 @@ def local_addresses() -> list[str]:
 
 def host_id() -> str:
     """Equal in two processes that can connect by a path: same kernel, network and user."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        kernel = f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # not Linux
+        kernel = f"{uuid.getnode():x}"
+    return f"{kernel}/{os.getuid()}"
 
 
 def _signature(secret: bytes, listener: str, text: str) -> str:
@@ -345,5 +350,4 @@ def open_channels(
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER_BYTES)
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setblocking(False)  # SocketChannel waits by itself
-    return {kind: SocketChannel(by_name) for kind, by_name in sockets.items()}
+    return {kind: SocketChannel(by_name, kind) for kind, by_name in sockets.items()}

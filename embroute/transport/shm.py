@@ -10,25 +10,27 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from embroute.kernels.array_types import U8
-from embroute.transport.buffers import NOWHERE, RecvHandle, SendBuffer
-from embroute.transport.interface import LostPeerError, Message
-from embroute.transport.sockets import SocketChannel, SocketWork
+from embroute.transport.headers import HEADER_BYTES, NO_STEP, check_header, header
+from embroute.transport.interface import LostPeerError, Message, MessageError, Receive
+from embroute.transport.sockets import SocketChannel, SocketMessages
 
 COMMON_MEMORY_S = 7200.0  # to wait for a peer to hand memory on: the heartbeat notices dead peers
 RING_BYTES = 1 << 24  # for messages on their way in one direction between two ranks
-MEMORY_SHARED, MEMORY_APART = b"\x01", b"\x00"  # whether a memory file comes with the byte
+NOWHERE = -1  # the start of a message that does not lie in shared memory
+TOKEN_BYTES = 32
 _ALIGN = 64  # bytes of a cache line: two messages never share one
 
 
-def create_memory(name: str, size: int) -> int:
+def create_memory(size: int) -> int:
     """A memory file of zeros; it has no path, so nothing outlives its last process."""
-    file = os.memfd_create(name)
+    file = os.memfd_create("embroute")
     os.ftruncate(file, size)
     return file
 
@@ -40,48 +42,59 @@ def map_memory(file: int) -> U8:
     return memory
 
 
+def _local_socket(channel: SocketChannel, peer: str) -> socket.socket:
+    """The Unix socket to a peer, which can carry files."""
+    sock = channel.socket_of(peer)
+    if sock.family != socket.AF_UNIX:
+        raise ValueError(
+            f"{peer} cannot share memory with this rank: it is on another host or in another "
+            f"container; use transport=sockets"
+        )
+    return sock
+
+
 def send_memory(channel: SocketChannel, peer: str, file: int) -> None:
     """Send a memory file to a peer of the same host."""
+    head = header("memory", NO_STEP, 0, os.fstat(file).st_size)
     try:
-        socket.send_fds(channel.socket_of(peer), [MEMORY_SHARED], [file])
+        socket.send_fds(_local_socket(channel, peer), [head], [file])
     except OSError as error:
         raise LostPeerError(f"lost {peer}: {error}") from None
 
 
-def receive_memory(channel: SocketChannel, peer: str, timeout_s: float) -> int | None:
-    """The memory file that a peer of the same host sends; None if the peer shares none."""
-    sock = channel.socket_of(peer)
+def receive_memory(channel: SocketChannel, peer: str, size: int, timeout_s: float) -> int:
+    """The memory file of this size that a peer of the same host sends."""
+    sock = _local_socket(channel, peer)
     sock.settimeout(timeout_s)
     try:
-        flag, files, _, _ = socket.recv_fds(sock, len(MEMORY_SHARED), 1)
+        head, files, _, _ = socket.recv_fds(sock, HEADER_BYTES, 1)
     except OSError as error:
         raise LostPeerError(f"lost {peer}: {error}") from None
     sock.setblocking(False)  # SocketChannel waits by itself
-    if not flag:
+    if not head:
         raise LostPeerError(f"lost {peer}: connection closed by the other end")
-    return files[0] if files else None
-
-
-def _require_memory(channel: SocketChannel, peer: str, timeout_s: float) -> int:
-    file = receive_memory(channel, peer, timeout_s)
-    if file is None:
-        raise LostPeerError(f"lost {peer}: it shares no memory")
-    return file
+    check_header(peer, head, header("memory", NO_STEP, 0, size))
+    if len(files) != 1 or os.fstat(files[0]).st_size != size:
+        raise MessageError(f"message of {peer}: expected {size} bytes of memory, got others")
+    return files[0]
 
 
 class RingBuffer:
     """The sender's account of one direction's memory: which parts hold unread messages."""
 
     def __init__(self, memory: U8) -> None:
-        self.memory = memory
+        self.memory, self._address = memory, memory.ctypes.data
         self._unread: deque[tuple[int, int]] = deque()  # begin and end of messages, oldest first
         self._freed = 0  # messages that the receiver has ever read
 
-    def free(self, read: int) -> None:
-        """Free the oldest messages: the receiver has read so many in all."""
+    def free(self, read: int) -> bool:
+        """Free the oldest messages: the receiver has read so many in all; False if it cannot."""
+        if not 0 <= read - self._freed <= len(self._unread):
+            return False
         while self._freed < read:
             self._unread.popleft()
             self._freed += 1
+        return True
 
     def find(self, size: int) -> int:
         """Reserve room for a message; returns where it begins, or NOWHERE if there is no room."""
@@ -90,6 +103,11 @@ class RingBuffer:
         if start != NOWHERE:
             self._unread.append((start, start + size))
         return start
+
+    def start_of(self, data: U8) -> int:
+        """Where a message begins in this memory; NOWHERE if it lies elsewhere."""
+        start = data.ctypes.data - self._address
+        return start if 0 <= start <= len(self.memory) - data.nbytes and data.nbytes else NOWHERE
 
     def _gap(self, size: int) -> int:
         if not self._unread:
@@ -103,76 +121,109 @@ class RingBuffer:
         return 0 if not wrapped and size <= tail else NOWHERE
 
 
-class SharedMemoryTransport:
-    """Messages to ranks that all share memory with this one.
+def _token(start: int, size: int, num_read: int) -> U8:
+    """What a message in shared memory sends: its place, its size, messages read; a checksum."""
+    words = np.array([start, size, num_read, 0], np.int64)
+    words[3] = zlib.crc32(words.data.cast("B"))
+    return words.view(np.uint8)
+
+
+class SharedMemoryChannel:
+    """Messages to ranks that all share memory with this one. One thread only.
 
     `outgoing`, `incoming`: memory for messages to each peer, and for messages from each peer.
     """
 
     def __init__(
-        self, name: str, channel: SocketChannel, outgoing: dict[str, U8], incoming: dict[str, U8]
+        self,
+        name: str,
+        channel: SocketChannel,
+        outgoing: Mapping[str, U8],
+        incoming: Mapping[str, U8],
     ) -> None:
-        self._name, self._channel, self._incoming = name, channel, incoming
+        self._name, self.channel, self._incoming = name, channel, incoming
         self._rings = {peer: RingBuffer(memory) for peer, memory in outgoing.items()}
         self._num_read = dict.fromkeys(incoming, 0)  # messages of each peer that were read here
+        self.begin, self.close = channel.begin, channel.close
 
-    def acquire(self, peer: str, size: int) -> SendBuffer:
+    def acquire(self, peer: str, size: int) -> U8:
         """Memory that the peer reads too, if there is room."""
         ring = self._rings[peer]
-        start = ring.find(size)
-        if start == NOWHERE:
-            return SendBuffer(peer, np.empty(size, np.uint8))
-        return SendBuffer(peer, ring.memory[start : start + size], start)
+        start = ring.find(size) if size else NOWHERE
+        return np.empty(size, np.uint8) if start == NOWHERE else ring.memory[start : start + size]
 
-    def submit(
-        self, buffers: Sequence[SendBuffer], expected: Sequence[tuple[str, int]]
-    ) -> RecvHandle:
+    def submit(self, sends: Sequence[Message], receives: Sequence[Receive]) -> SharedMemoryMessages:
         """Send tokens, and messages that found no room; `wait` begins to receive."""
-        sends: list[Message] = []
-        for peer, data, start in buffers:
-            sends.append((peer, np.array([start, self._num_read[peer]], np.int64).view(np.uint8)))
+        by_socket: list[Message] = []
+        for peer, data in sends:
+            start = self._rings[peer].start_of(data)
+            by_socket.append((peer, _token(start, data.nbytes, self._num_read[peer])))
             if start == NOWHERE:
-                sends.append((peer, data))
-        return SharedReceives(self, self._channel.submit(sends, []), expected)
+                by_socket.append((peer, data))
+        return SharedMemoryMessages(self, self.channel.submit(by_socket, []), receives)
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Receive]) -> list[U8]:
+        """Send and receive all messages."""
+        return self.submit(sends, receives).wait()
 
     @property
-    def waited_s(self) -> dict[str, float]:
+    def waited_s(self) -> Mapping[str, float]:
         """Seconds spent waiting for each peer's tokens."""
-        return self._channel.waited_s
+        return self.channel.waited_s
 
     def common_memory(self, size: int) -> U8 | None:
         """The first shard makes the memory, and the first worker hands it on to other shards.
 
         Shards have no connections to each other, so a worker must be between them.
         """
+        names = self.channel.names
         if self._name == "shard0":
-            file, receivers = create_memory("embroute-tables", size), self._channel.names
+            file, receivers = create_memory(size), names
         else:
             sender = "worker0" if self._name.startswith("shard") else "shard0"
-            file, receivers = _require_memory(self._channel, sender, COMMON_MEMORY_S), []
+            file, receivers = receive_memory(self.channel, sender, size, COMMON_MEMORY_S), []
         if self._name == "worker0":
-            receivers = [name for name in self._channel.names if name != "shard0"]
+            receivers = [name for name in names if name != "shard0"]
         for name in receivers:
-            send_memory(self._channel, name, file)
+            send_memory(self.channel, name, file)
         return map_memory(file)
 
-    def receive(self, expected: Sequence[tuple[str, int]]) -> tuple[list[U8], list[str]]:
+    def receive(self, receives: Sequence[Receive]) -> tuple[list[U8], list[str]]:
         """Messages where they lie, and the peers in whose memory they lie."""
-        token_E2 = np.empty((len(expected), 2), np.int64)
-        peers = [peer for peer, _ in expected]
-        self._channel.exchange([], list(zip(peers, token_E2.view(np.uint8), strict=True)))
-        arrived, owners, by_socket = [], [], list[Message]()
-        for (peer, size), (start, num_read) in zip(expected, token_E2.tolist(), strict=True):
-            self._rings[peer].free(num_read)
+        peers = [peer for peer, _ in receives]
+        tokens = self.channel.exchange(
+            [], [(peer, np.empty(TOKEN_BYTES, np.uint8)) for peer in peers]
+        )
+        arrived, owners, by_socket = list[U8](), list[str](), list[Message]()
+        for (peer, room), token in zip(receives, tokens, strict=True):
+            size = room.nbytes if isinstance(room, np.ndarray) else room
+            start = self._start(peer, size, token)
             if start == NOWHERE:
-                by_socket.append((peer, np.empty(size, np.uint8)))
-                arrived.append(by_socket[-1][1])
+                data = np.empty(size, np.uint8)
+                by_socket.append((peer, data))
             else:
-                arrived.append(self._incoming[peer][start : start + size])
+                data = self._incoming[peer][start : start + size]
                 owners.append(peer)
+            arrived.append(data)
         if by_socket:
-            self._channel.exchange([], by_socket)
+            self.channel.exchange([], by_socket)
+        for (_, room), data in zip(receives, arrived, strict=True):
+            if isinstance(room, np.ndarray):
+                room[:] = data
         return arrived, owners
+
+    def _start(self, peer: str, size: int, token: U8) -> int:
+        """Check a token; returns where its message begins."""
+        start, length, num_read, _ = token.view(np.int64).tolist()
+        whole = bytes(token) == bytes(_token(start, length, num_read))
+        fits = start == NOWHERE or 0 <= start <= len(self._incoming[peer]) - size
+        if not whole or length != size or not fits or not self._rings[peer].free(num_read):
+            kind, step = self.channel.counter.label
+            raise MessageError(
+                f"message of {peer}: expected kind {kind}, step {step}, {size} bytes; got {length} "
+                f"bytes at {start}, after {num_read} messages read"
+            )
+        return int(start)
 
     def release(self, owners: Sequence[str]) -> None:
         """Count one more message of each of these peers as read."""
@@ -180,46 +231,42 @@ class SharedMemoryTransport:
             self._num_read[peer] += 1
 
 
-class SharedReceives:
+class SharedMemoryMessages:
     """Messages on their way in shared memory, at most one from each peer."""
 
     def __init__(
-        self,
-        transport: SharedMemoryTransport,
-        sending: SocketWork,
-        expected: Sequence[tuple[str, int]],
+        self, channel: SharedMemoryChannel, sending: SocketMessages, receives: Sequence[Receive]
     ) -> None:
-        self._transport, self._sending, self._expected = transport, sending, expected
+        self._channel, self._sending, self._receives = channel, sending, receives
+        self._label = channel.channel.counter.label
         self._owners: list[str] = []
 
     def wait(self) -> list[U8]:
         """The expected messages, once the sends have left too."""
         arrived: list[U8] = []
-        if self._expected:
-            arrived, self._owners = self._transport.receive(self._expected)
+        if self._receives:
+            counter = self._channel.channel.counter
+            label, counter.label = counter.label, self._label
+            arrived, self._owners = self._channel.receive(self._receives)
+            counter.label = label
         self._sending.wait()
         return arrived
 
     def release(self) -> None:
         """Let the senders use the messages' memory again."""
-        self._transport.release(self._owners)
+        self._channel.release(self._owners)
 
 
-def offer_memory(name: str, channel: SocketChannel) -> SharedMemoryTransport:
-    """Make memory for each connection, and send it to the other end."""
-    outgoing, incoming = {}, {}
+def share_rows(name: str, channel: SocketChannel, timeout_s: float) -> SharedMemoryChannel:
+    """Share memory with the other end of each connection; shards make it, workers map it."""
+    outgoing, incoming, is_shard = {}, {}, name.startswith("shard")
     for peer in channel.names:
-        file = create_memory("embroute-rows", 2 * RING_BYTES)
-        send_memory(channel, peer, file)
+        if is_shard:
+            file = create_memory(2 * RING_BYTES)
+            send_memory(channel, peer, file)
+        else:
+            file = receive_memory(channel, peer, 2 * RING_BYTES, timeout_s)
         memory = map_memory(file)
-        outgoing[peer], incoming[peer] = memory[:RING_BYTES], memory[RING_BYTES:]
-    return SharedMemoryTransport(name, channel, outgoing, incoming)
-
-
-def accept_memory(name: str, channel: SocketChannel, timeout_s: float) -> SharedMemoryTransport:
-    """Take the memory that the other end of each connection has made."""
-    outgoing, incoming = {}, {}
-    for peer in channel.names:
-        memory = map_memory(_require_memory(channel, peer, timeout_s))
-        incoming[peer], outgoing[peer] = memory[:RING_BYTES], memory[RING_BYTES:]
-    return SharedMemoryTransport(name, channel, outgoing, incoming)
+        halves = memory[:RING_BYTES], memory[RING_BYTES:]
+        outgoing[peer], incoming[peer] = halves if is_shard else halves[::-1]
+    return SharedMemoryChannel(name, channel, outgoing, incoming)

@@ -15,7 +15,7 @@ from embroute.cost.step_time import KIND_NAMES
 from embroute.engine.packing import PendingBlock
 from embroute.kernels.array_types import I64
 from embroute.kernels.codes import NUM_KINDS
-from embroute.transport.buffers import MessageTransport
+from embroute.transport.interface import Channel
 
 SPANS = 64  # kept at a time: about eight steps of a worker
 
@@ -80,10 +80,11 @@ class Meter:
             self.log.block(pending, kinds, row_bytes)
 
     @contextmanager
-    def during(self, phase: str, transport: MessageTransport) -> Iterator[None]:
-        """Count rows, seconds and waits to this phase while the context is open."""
+    def during(self, phase: str, step: int, transport: Channel) -> Iterator[None]:
+        """Count rows, seconds and waits to this phase while the context is open; label messages."""
         began, before = time.perf_counter(), dict(transport.waited_s)
         self.phase = phase
+        transport.begin(phase, step)
         yield
         self.phase = ASIDE
         for peer, waited in transport.waited_s.items():

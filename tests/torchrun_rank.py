@@ -1,4 +1,4 @@
-"""One rank of a real job: `torchrun ... -m tests.gloo_rank FOLDER WORKERS SHARDS CASE...`.
+"""One rank of a real job: `-m tests.torchrun_rank FOLDER WORKERS SHARDS TRANSPORT CASE...`.
 
 A case is policy@optimizer. Each rank writes what it ended with.
 """
@@ -27,8 +27,9 @@ def settings_for(policy: str, workers: int, shards: int) -> Settings:
 
 def main() -> None:
     folder, workers, shards = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    with connect(on_one_node(workers, shards), peer_timeout_s=60) as rank:
-        for number, case in enumerate(sys.argv[4:]):
+    topology = on_one_node(workers, shards)
+    with connect(topology, peer_timeout_s=60, transport=sys.argv[4]) as rank:
+        for number, case in enumerate(sys.argv[5:]):
             policy, _, optimizer = case.partition("@")
             settings = settings_for(policy, workers, shards)
             settings["debug"] = "steps"

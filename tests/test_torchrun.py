@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from embroute.launch.rank import rank_names
-from embroute.launch.rendezvous import EXCHANGE, GLOO, SOCKETS
-from tests.gloo_rank import STEPS, settings_for
+from embroute.transport.interface import AUTO, SOCKETS
 from tests.jobs import Result, batches, gathered, plain_cached
 from tests.promises import assert_kept, promise
+from tests.torchrun_rank import STEPS, settings_for
 
 ROOT = Path(__file__).parent.parent
 # Every policy and every optimizer, and most pairs of them, over three topologies.
@@ -39,7 +39,7 @@ JOBS = {
     (2, 2): ["herald@sgd", "unbounded(of=esd(0.5))@adam", "vanilla@adagrad", "embroute@sgd"],
 }
 
-EXCHANGES = {(2, 1): SOCKETS, (3, 2): SOCKETS, (2, 2): GLOO}
+TRANSPORTS = {(2, 1): AUTO, (3, 2): AUTO, (2, 2): SOCKETS}
 
 
 @pytest.mark.full
@@ -49,9 +49,10 @@ def test_torchrun_jobs_equal_plain_torch_and_the_simulator(
 ) -> None:
     cases, ranks = JOBS[workers, shards], rank_names(workers, shards)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(len(ranks)), "-m", "tests.gloo_rank"]
-    command += [str(tmp_path), str(workers), str(shards), *cases]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", EXCHANGE: EXCHANGES[workers, shards]}
+    command += ["--nproc-per-node", str(len(ranks)), "-m", "tests.torchrun_rank"]
+    command += [str(tmp_path), str(workers), str(shards)]
+    command += [TRANSPORTS[workers, shards], *cases]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
