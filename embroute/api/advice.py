@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from rich.console import Console
+from rich.console import RenderableType
+from rich.text import Text
 
 from embroute.api.frames import Dataset, checked_options, naming_arguments, open_data
 from embroute.config.cluster import CLUSTER_PRESETS, Cluster
@@ -21,6 +21,7 @@ from embroute.data.batch import Source
 from embroute.planner.setup import Setup, parse_dim
 from embroute.policies.catalog import DEFAULT_POLICY
 from embroute.report.advice_table import advice_table, reasons, worker_bytes
+from embroute.report.comparison_table import cell_html, recorded
 from embroute.simulator.advisor import (
     EXACT_POLICIES,
     FULL_SPAN,
@@ -239,18 +240,18 @@ class Advice:
             Path(path).write_text(text, "utf-8")
         return text
 
-    def _console(self) -> Console:
-        console = Console(file=StringIO(), width=100, record=True)
-        console.print(advice_table(self.recommendations, self.constraints.setup))
-        for reason in self.reasons:
-            console.print(reason, highlight=False, markup=False)
-        return console
+    def _parts(self) -> list[RenderableType]:
+        table = advice_table(self.recommendations, self.constraints.setup)
+        return [table, *(Text(reason) for reason in self.reasons)]
 
     def __str__(self) -> str:
-        return self._console().export_text()
+        return recorded(*self._parts()).export_text()
+
+    def __repr__(self) -> str:
+        return f"Advice({self.dataset.name!r}, {len(self.recommendations)} configurations)"
 
     def _repr_html_(self) -> str:
-        return self._console().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return cell_html(*self._parts())
 
 
 def _line(advice: Recommendation, setup: Setup) -> dict[str, Any]:

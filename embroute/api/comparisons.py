@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from rich.console import Console
+from rich.table import Table
 
 from embroute.api.frames import Dataset, checked_options, naming_arguments, open_data
 from embroute.planner.interfaces import Policy
 from embroute.policies.catalog import PolicyLike
-from embroute.report.comparison_table import comparison_table
+from embroute.report.comparison_table import cell_html, comparison_table, recorded
 from embroute.simulator.comparison import PolicyResult, to_json
 from embroute.simulator.job_options import JobOptions, workload_from
 from embroute.simulator.measurements import (
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure
 
 REPORT_CACHES = ("2%", "4%", "6%", "10%", "20%", "30%")
-TABLE_HTML = '<pre style="overflow-x: auto; line-height: 1.2">{code}</pre>'
 NUMBERS = ("transmission_cost_s", "step_time_s", "hit_rate", "decision_ms", "exact", "reference")
 
 
@@ -97,19 +95,17 @@ class Comparison:
         values = frame.drop_nulls(quantity)
         return result_bars(values["policy"].to_list(), values[quantity].to_list(), quantity)
 
-    def _console(self) -> Console:
-        console = Console(file=StringIO(), width=100, record=True, force_jupyter=False)
-        console.print(comparison_table(self.report.results, self.report.job, self.report.data))
-        return console
+    def _table(self) -> Table:
+        return comparison_table(self.report.results, self.report.job, self.report.data)
 
     def __str__(self) -> str:
-        return self._console().export_text()
+        return recorded(self._table()).export_text()
 
     def __repr__(self) -> str:
         return f"Comparison({self.report.data!r}, {len(self.results)} policies)"
 
     def _repr_html_(self) -> str:
-        return self._console().export_html(inline_styles=True, code_format=TABLE_HTML)
+        return cell_html(self._table())
 
 
 def _line(result: PolicyResult) -> dict[str, Any]:

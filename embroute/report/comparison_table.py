@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import Any
 
 import numpy as np
 from rich import box
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -136,3 +138,17 @@ def step_quantiles(reports: Sequence[StepReport]) -> Table:
     for name, values in columns.items():
         out.add_row(name, *(rough(float(v)) for v in np.quantile(values, _QUANTILES)))
     return out
+
+
+def recorded(*parts: RenderableType) -> Console:
+    """Parts as a terminal shows them, for export. Nothing is printed, not even in a notebook."""
+    console = Console(file=StringIO(), width=100, record=True, force_jupyter=False)
+    for part in parts:
+        console.print(part)
+    return console
+
+
+def cell_html(*parts: RenderableType) -> str:
+    """Parts as a cell of a notebook shows them."""
+    frame = '<pre style="overflow-x: auto; line-height: 1.2">{code}</pre>'
+    return recorded(*parts).export_html(inline_styles=True, code_format=frame)
