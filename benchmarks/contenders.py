@@ -97,7 +97,13 @@ def embroute(case: Case) -> Result:
     items: Iterable[Batch] = Drawn(case, clock) if os.environ["RANK"] == "0" else []
     _tick_at_steps(clock)
     ready = embroute.prepare(
-        model, optimizer, items, policy=case.policy, cache=case.cache, network=_links(case)
+        model,
+        optimizer,
+        items,
+        policy=case.policy,
+        cache=case.cache,
+        network=_links(case),
+        own_process=True,
     )
     for samples in ready.loader:
         assert isinstance(samples, Samples)

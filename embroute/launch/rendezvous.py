@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
+from embroute.launch.exit import TRY_AGAIN, exit_with_reason
 from embroute.launch.heartbeat import Heartbeat, patience
 from embroute.launch.rank import (
     COORDINATOR,
@@ -45,12 +45,7 @@ from embroute.transport.sockets import SocketChannel
 
 EXCHANGE, SOCKETS, GLOO = "EMBROUTE_EXCHANGE", "sockets", "gloo"
 CONNECT_S = 60.0
-COORDINATOR_NICENESS = 10  # plans are made ahead, so training ranks on the same cores come first
 TRANSFER_TIMEOUT = timedelta(hours=2)  # of Gloo: the heartbeat notices dead ranks
-# Parameters of glibc's mallopt, and values in bytes: the size from which freed memory returns to
-# the system at once (glibc accepts no larger one), and how much free memory the heap keeps.
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-MMAP_THRESHOLD_BYTES, TRIM_THRESHOLD_BYTES = 1 << 25, 1 << 28
 
 
 def _links(topology: RankTopology) -> Links:
@@ -143,6 +138,21 @@ def _row_transport(
     return accept_memory(name, channel, CONNECT_S)
 
 
+def _give_up(
+    name: str, channels: Mapping[str, Channel], owns_process: bool
+) -> Callable[[str], None]:
+    """What a rank does that cannot go on, whatever its threads wait for."""
+
+    def lose(reason: str) -> None:
+        sockets = [c for c in channels.values() if isinstance(c, SocketChannel)]
+        if owns_process or len(sockets) < len(channels):  # who waits for Gloo cannot be woken
+            exit_with_reason(name, f"{reason}; ending", TRY_AGAIN)
+        for channel in sockets:
+            channel.abort(reason)
+
+    return lose
+
+
 def _ranks_by_name(
     store: JobStore, name: str, topology: RankTopology, timeout_s: float
 ) -> dict[str, int]:
@@ -169,25 +179,18 @@ def _ranks_by_name(
     return rank_of
 
 
-def keep_memory() -> bool:
-    """Keep the memory that a step frees for the next step; False if the allocator is not glibc's.
-
-    Every step needs the same memory. By default the heap returns free memory at its end once it is
-    twice as large as the largest piece freed so far. Then the next step would wait for new pages, a
-    thousand of them for a few megabytes of activations.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    kept = mallopt(MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-    return bool(kept and mallopt(TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES))
-
-
 @contextmanager
 def connect(
-    topology: RankTopology, node: str = "", peer_timeout_s: float = 30.0
+    topology: RankTopology,
+    node: str = "",
+    peer_timeout_s: float = 30.0,
+    owns_process: bool = False,
 ) -> Iterator[RankContext]:
-    """This process's rank in a job that torchrun or `embroute train` has started."""
+    """This process's rank in a job that torchrun or `embroute train` has started.
+
+    A rank that owns its process ends it when it misses a peer's signs of life. In another process,
+    every thread that uses a channel then meets a LostPeerError.
+    """
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     for variable in (*needed, *(() if FOLDER in os.environ else ("MASTER_ADDR", "MASTER_PORT"))):
         if variable not in os.environ:
@@ -196,18 +199,17 @@ def connect(
                 f"embroute train"
             )
     name = topology.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
-    if name == COORDINATOR:
-        os.nice(COORDINATOR_NICENESS)
-    keep_memory()
     timeout_s = max(CONNECT_S, peer_timeout_s)
     store = open_store(timeout_s, host_it=hosts_store())
     rank_of = _ranks_by_name(store, name, topology, timeout_s)
     # The heartbeat has a connection of its own: a call on the first one may block.
     heartbeat_store = open_store(patience(peer_timeout_s))
-    heartbeat = Heartbeat(heartbeat_store, name, sorted(rank_of), peer_timeout_s)
+    channels: dict[str, Channel] = {}
+    lose = _give_up(name, channels, owns_process)
+    heartbeat = Heartbeat(heartbeat_store, name, sorted(rank_of), peer_timeout_s, lose)
     heartbeat.hosts_store = hosts_store()
     with heartbeat:
-        channels = _channels(store, name, rank_of, topology)
+        channels |= _channels(store, name, rank_of, topology)
         yield RankContext(
             name,
             topology.num_workers,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import Array, addressof, c_char
 from dataclasses import dataclass
 from struct import Struct
@@ -57,6 +58,7 @@ class SocketChannel:
         self._start = 0
         self._kept: list[U8] = []
         self._completed = 0  # messages that ever left the table
+        self._fault = ""  # why the channel was aborted
 
     def socket_of(self, peer: str) -> socket.socket:
         """The socket to a peer."""
@@ -85,6 +87,13 @@ class SocketChannel:
         """Close every socket."""
         for sock in self.sockets:
             sock.close()
+
+    def abort(self, reason: str) -> None:
+        """From any thread: let the owner, which may wait for ever, meet a LostPeerError."""
+        self._fault = reason
+        for sock in self.sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def progress(self, end: int) -> None:
         """Move messages until the first `end` of all have left or arrived."""
@@ -130,6 +139,8 @@ class SocketChannel:
         return count
 
     def _raise_lost(self, peer: int, reason: int) -> None:
+        if self._fault:
+            raise LostPeerError(self._fault)
         closed = reason == CLOSED
         text = "connection closed by the other end" if closed else os.strerror(reason)
         raise LostPeerError(f"lost {self.names[peer]}: {text}")
