@@ -93,6 +93,7 @@ class ErrorQueue(Generic[_T]):
 
     def __init__(self, depth: int = 0) -> None:
         self._queue: queue.Queue[_T | BaseException] = queue.Queue(depth)
+        self.failed = False
 
     def put(self, value: _T) -> None:
         """Add a value; waits while the queue is full."""
@@ -100,6 +101,7 @@ class ErrorQueue(Generic[_T]):
 
     def fail(self, error: BaseException) -> None:
         """Let the reader raise an error, once it has taken earlier values."""
+        self.failed = True
         # The reader of a full queue may be gone, so this must not wait: drop a value instead.
         while True:
             try:

@@ -15,11 +15,12 @@ import click
 
 from embroute.checkpoint.locks import FolderLock
 from embroute.launch.exit import BAD_INPUT, TRY_AGAIN, error_line, exit_code_of, exit_with_reason
+from embroute.launch.process import tune_process
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.launch.rendezvous import connect
 from embroute.train.loop import train_rank, write_record
 from embroute.train.run_file import read_run_file
-from embroute.transport.interface import LostPeerError
+from embroute.transport.interface import LostPeerError, MessageError
 from embroute.transport.job_store import FOLDER, attempt, new_run_id
 
 AGAIN_S = 1.0  # within it, a second SIGINT is the launcher's copy of the terminal's Ctrl-C
@@ -69,9 +70,10 @@ def rank_main(run_file: Path, node: str) -> None:
             run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
-        connected = connect(run.topology(), node, run.peer_timeout, run.transport)
-        with connected as rank, _locked(folder, rank):
+        joined = connect(run.topology(), node, run.peer_timeout, run.transport, owns_process=True)
+        with joined as rank, _locked(folder, rank):
             name = rank.name
+            tune_process(name)
             ready = train_rank(run, rank, folder, signals.begin())
             write_record(folder, name, ready)
     except ValueError as error:
@@ -79,7 +81,7 @@ def rank_main(run_file: Path, node: str) -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         exit_with_reason(name, f"{where}{error.strerror or error}", exit_code_of(error))
-    except LostPeerError as error:
+    except (LostPeerError, MessageError) as error:
         exit_with_reason(name, str(error), TRY_AGAIN)
     except Exception as error:
         traceback.print_exc()
