@@ -51,18 +51,15 @@ def measure(folder: Path, case: Case, link: str) -> tuple[float, float]:
     return float(np.median(times)), sum(float(str(rank["cpu_ms"])) for rank in ranks)
 
 
-def measure_all(before: Path, case: Case, link: str) -> list[tuple[float, float]]:
-    """The three transports, one after the other."""
-    found = []
-    for name, folder, value in (
-        (PORTABLE, HERE, ""),
-        (COMPILED, before, "sockets"),
-        (GLOO, before, "gloo"),
-    ):
-        os.environ[VARIABLE] = value
-        found.append(measure(folder, case, link))
-        print(link, case.workers, name, *(f"{ms:.1f}" for ms in found[-1]), flush=True)
-    return found
+def measure_all(before: Path, case: Case, link: str, first: int) -> list[tuple[float, float]]:
+    """The three transports, one after the other, beginning with the first in this round."""
+    ways = [(PORTABLE, HERE, ""), (COMPILED, before, "sockets"), (GLOO, before, "gloo")]
+    found = dict[str, tuple[float, float]]()
+    for turn in range(len(ways)):
+        name, folder, os.environ[VARIABLE] = ways[(first + turn) % len(ways)]
+        found[name] = measure(folder, case, link)
+        print(link, case.workers, name, *(f"{ms:.1f}" for ms in found[name]), flush=True)
+    return [found[name] for name, _, _ in ways]
 
 
 def summary(rounds: list[list[tuple[float, float]]]) -> list[str]:
@@ -89,7 +86,7 @@ def main() -> None:
     while time.monotonic() < until:
         for name, (link, case) in cases().items():
             if time.monotonic() < until:
-                rounds[name].append(measure_all(before, case, link))
+                rounds[name].append(measure_all(before, case, link, len(rounds[name])))
     rows = [[name, len(each), *summary(each)] for name, each in rounds.items() if each]
     ratios = [f"portable / {other}" for other in (COMPILED, GLOO)]
     headings = ["job", "rounds", *(f"{name}, ms" for name in (PORTABLE, COMPILED, GLOO)), *ratios]
@@ -100,9 +97,9 @@ def main() -> None:
         "driven from Python, with a header on every message. Compiled: sockets driven by a numba "
         f"kernel, and Gloo, both of commit {commit_of(before)}, without headers. On loopback, "
         "portable and compiled move rows through shared memory, and their tokens through sockets. "
-        "Medians of rounds in which the three take turns; a ratio is the median of the rounds' "
-        "ratios, with the lowest and the highest in brackets. CPU: processor time of all ranks in "
-        "a step, which other users of the machine disturb less."
+        "Medians of rounds in which the three take turns, each first in every third round; a ratio "
+        "is the median of the rounds' ratios, with the lowest and the highest in brackets. CPU: "
+        "processor time of all ranks in a step, which other users of the machine disturb less."
     )
     table = markdown(headings, rows)
     record("transports", "Three transports, step by step", f"{message}\n\n{table}")
