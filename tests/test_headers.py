@@ -239,6 +239,6 @@ def test_memory_cannot_be_shared_over_a_network() -> None:
 @on_linux
 def test_memory_of_another_size_is_refused() -> None:
     with ends() as (left, right):
-        shm.send_memory(SocketChannel({"worker0": left}), "worker0", shm.create_memory(4096))
+        shm.share_memory(SocketChannel({"worker0": left}), 4096, "", ["worker0"], 5.0)
         with pytest.raises(MessageError, match=r"expected kind memory, .* 8192 bytes"):
             shm.receive_memory(SocketChannel({"shard0": right}), "shard0", 8192, 5.0)

@@ -16,7 +16,7 @@ import torch
 
 from embroute.kernels.array_types import I64, U8
 from embroute.transport.interface import Channel, LostPeerError, MessageError
-from embroute.transport.shm import create_memory, map_memory, receive_memory, send_memory
+from embroute.transport.shm import share_memory
 from embroute.transport.sockets import SocketChannel
 
 REDUCIBLE_DTYPES = (torch.float32, torch.float64)
@@ -212,13 +212,8 @@ def new_allreduce(channel: Channel, index: int, workers: int, memory: U8 | None)
 
 def share_addends(channel: SocketChannel, index: int, workers: int, timeout_s: float) -> U8:
     """Memory for the addends of workers of one host, made by the first worker."""
-    size = reduce_bytes(workers)
-    if index:
-        return map_memory(receive_memory(channel, "worker0", size, timeout_s))
-    file = create_memory(size)
-    for name in channel.names:
-        send_memory(channel, name, file)
-    return map_memory(file)
+    source, targets = ("worker0", []) if index else ("", channel.names)
+    return share_memory(channel, reduce_bytes(workers), source, targets, timeout_s)
 
 
 def allreduce_links(workers: Sequence[str], in_memory: bool) -> list[tuple[str, str]]:

@@ -28,20 +28,6 @@ TOKEN_BYTES = 32
 _ALIGN = 64  # bytes of a cache line: two messages never share one
 
 
-def create_memory(size: int) -> int:
-    """A memory file of zeros; it has no path, so nothing outlives its last process."""
-    file = os.memfd_create("embroute")
-    os.ftruncate(file, size)
-    return file
-
-
-def map_memory(file: int) -> U8:
-    """The bytes of a memory file, which stay while the array lives; the file is closed."""
-    memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
-    os.close(file)
-    return memory
-
-
 def _local_socket(channel: SocketChannel, peer: str) -> socket.socket:
     """The Unix socket to a peer, which can carry files."""
     sock = channel.socket_of(peer)
@@ -77,6 +63,25 @@ def receive_memory(channel: SocketChannel, peer: str, size: int, timeout_s: floa
     if len(files) != 1 or os.fstat(files[0]).st_size != size:
         raise MessageError(f"message of {peer}: expected {size} bytes of memory, got others")
     return files[0]
+
+
+def share_memory(
+    channel: SocketChannel, size: int, source: str, targets: Sequence[str], timeout_s: float
+) -> U8:
+    """Map a memory file that a peer sends, or a new one of zeros, and send it on to other peers.
+
+    A file has no path, so nothing outlives its last process.
+    """
+    if source:
+        file = receive_memory(channel, source, size, timeout_s)
+    else:
+        file = os.memfd_create("embroute")
+        os.ftruncate(file, size)
+    for peer in targets:
+        send_memory(channel, peer, file)
+    memory = np.frombuffer(mmap.mmap(file, 0), np.uint8)
+    os.close(file)
+    return memory
 
 
 class RingBuffer:
@@ -176,17 +181,12 @@ class SharedMemoryChannel:
 
         Shards have no connections to each other, so a worker must be between them.
         """
-        names = self.channel.names
-        if self._name == "shard0":
-            file, receivers = create_memory(size), names
-        else:
-            sender = "worker0" if self._name.startswith("shard") else "shard0"
-            file, receivers = receive_memory(self.channel, sender, size, COMMON_MEMORY_S), []
-        if self._name == "worker0":
-            receivers = [name for name in names if name != "shard0"]
-        for name in receivers:
-            send_memory(self.channel, name, file)
-        return map_memory(file)
+        names, source = self.channel.names, "shard0"
+        if self._name.startswith("shard"):
+            source = "" if self._name == source else "worker0"
+        others = [name for name in names if name != source]
+        targets = others if self._name in ("shard0", "worker0") else []
+        return share_memory(self.channel, size, source, targets, COMMON_MEMORY_S)
 
     def receive(self, receives: Sequence[Receive]) -> tuple[list[U8], list[str]]:
         """Messages where they lie, and the peers in whose memory they lie."""
@@ -261,12 +261,8 @@ def share_rows(name: str, channel: SocketChannel, timeout_s: float) -> SharedMem
     """Share memory with the other end of each connection; shards make it, workers map it."""
     outgoing, incoming, is_shard = {}, {}, name.startswith("shard")
     for peer in channel.names:
-        if is_shard:
-            file = create_memory(2 * RING_BYTES)
-            send_memory(channel, peer, file)
-        else:
-            file = receive_memory(channel, peer, 2 * RING_BYTES, timeout_s)
-        memory = map_memory(file)
+        source, targets = ("", [peer]) if is_shard else (peer, [])
+        memory = share_memory(channel, 2 * RING_BYTES, source, targets, timeout_s)
         halves = memory[:RING_BYTES], memory[RING_BYTES:]
         outgoing[peer], incoming[peer] = halves if is_shard else halves[::-1]
     return SharedMemoryChannel(name, channel, outgoing, incoming)

@@ -229,7 +229,8 @@ class SocketChannel:
             if self._fault:
                 raise LostPeerError(self._fault) from None
             kind, step = self.counter.label
-            raise LostPeerError(f"lost {peer}: {error.strerror} ({kind}, step {step})") from None
+            where = kind if step < 0 else f"{kind}, step {step}"
+            raise LostPeerError(f"lost {peer}: {error.strerror} ({where})") from None
 
     def _wait(self, awaited: Sequence[str]) -> None:
         """Wait until a blocked connection can go on.
