@@ -9,11 +9,11 @@ from rich.console import Console
 
 from embroute.api.advice import AdviceOptions, advice_on
 from embroute.api.frames import Dataset
-from embroute.cli.data import reading_progress
+from embroute.cli.data import open_data_option
 from embroute.cli.options import data_options, limited, output_file
 from embroute.cli.outputs import tell_compiling
 from embroute.cost.step_time import OPTIMIZERS
-from embroute.data.open import DataOptions, naming, open_source
+from embroute.data.open import DataOptions
 from embroute.report.advice_table import advice_table
 
 
@@ -66,8 +66,7 @@ def advise_command(
     options = AdviceOptions(**values)  # type: ignore[arg-type]
     if out is not None:
         output_file("--out", out)
-    with reading_progress() as progress, naming("--data", data):
-        source = open_source(data, data_options, progress)
+    source = open_data_option(data, data_options)
     tell_compiling()
     advice = advice_on(Dataset(data, source, data_options), options)
     console = Console()

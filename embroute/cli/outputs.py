@@ -24,6 +24,7 @@ from embroute.cli.options import (
 )
 from embroute.config.progress import is_quiet
 from embroute.config.spec import parse_size
+from embroute.data.open import DataOptions, option_name
 from embroute.simulator.simulation import kernels_are_compiled
 
 _P = ParamSpec("_P")
@@ -86,6 +87,16 @@ def tell_next(*words: str) -> None:
     """End with the command that a user may type next."""
     if not _stdout_is_taken():
         tell(f"next: {shlex.join(words)}")
+
+
+def data_words(data: str, options: DataOptions) -> list[str]:
+    """The options that name data and the uses of its columns, as a user types them."""
+    words = ["--data", data]
+    for name, value in options.changed().items():
+        words.append(option_name(name))
+        if value is not True:
+            words.append(",".join(value) if isinstance(value, tuple) else str(value))
+    return words
 
 
 def tell_compiling() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from embroute.checkpoint.folders import check_start, latest_checkpoint, remove_leftovers, step_of
 from embroute.checkpoint.locks import FolderLock
+from embroute.config.progress import is_quiet
 from embroute.config.scratch import scratch_folder
 from embroute.data.open import check_data
 from embroute.launch.supervisor import Program, RunFailedError, StoppedError, supervise
@@ -24,7 +25,9 @@ def launch(run: RunFile) -> None:
             f"{len(topology.nodes)} --nproc-per-node RANKS ... -m embroute.train FILE"
         )
     check_device(run.device)
-    check_data("--data", run.data, run.data_settings())
+    note = check_data("--data", run.data, run.data_settings())
+    if note and not is_quiet():
+        print(note, file=sys.stderr)
     out = _make_folder(run)
     (ranks,) = topology.nodes.values()
     # The ranks read a scratch copy: the folder may hold the run file of an earlier run.
