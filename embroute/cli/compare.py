@@ -8,7 +8,16 @@ from embroute.api.comparisons import measure_comparison
 from embroute.api.frames import Dataset
 from embroute.cli.data import open_data_option, tell_bad_rows
 from embroute.cli.options import data_options, job_options
-from embroute.cli.outputs import Outputs, console, output_options, tell, tell_compiling
+from embroute.cli.outputs import (
+    Outputs,
+    console,
+    data_words,
+    job_words,
+    output_options,
+    tell,
+    tell_compiling,
+    tell_next,
+)
 from embroute.config.signature import first_line, options_of
 from embroute.data.open import DataOptions
 from embroute.policies.catalog import SYSTEMS
@@ -74,3 +83,5 @@ def compare_command(
     if trained < job.steps:
         tell(f"the data ended after {trained} of {job.steps} steps")
     outputs.write(comparison)
+    changed = ("network", "dim", "optimizer", "compute_ms_per_sample")
+    tell_next("embroute", "advise", *data_words(data, data_options), *job_words(options, changed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -25,6 +25,7 @@ from embroute.cli.options import (
 from embroute.config.progress import is_quiet
 from embroute.config.spec import parse_size
 from embroute.data.open import DataOptions, option_name
+from embroute.simulator.job_options import JobOptions
 from embroute.simulator.simulation import kernels_are_compiled
 
 _P = ParamSpec("_P")
@@ -96,6 +97,16 @@ def data_words(data: str, options: DataOptions) -> list[str]:
         words.append(option_name(name))
         if value is not True:
             words.append(",".join(value) if isinstance(value, tuple) else str(value))
+    return words
+
+
+def job_words(options: JobOptions, names: Iterable[str]) -> list[str]:
+    """The named options of a job that differ from their defaults, as a user types them."""
+    words = []
+    for name in names:
+        value = getattr(options, name)
+        if value != getattr(JobOptions, name):
+            words += [option_name(name)] if value is True else [option_name(name), str(value)]
     return words
 
 

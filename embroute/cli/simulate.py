@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import csv
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 
 import click
 
 from embroute.cli.data import open_data_option, tell_bad_rows
 from embroute.cli.options import data_options, job_options, naming_output, output_file, replacing
-from embroute.cli.outputs import console, tell, tell_compiling, tell_written
+from embroute.cli.outputs import (
+    console,
+    data_words,
+    job_words,
+    tell,
+    tell_compiling,
+    tell_next,
+    tell_written,
+)
 from embroute.config.progress import progress_bar
 from embroute.data.open import DataOptions
 from embroute.policies.catalog import policy_of
@@ -67,3 +76,7 @@ def simulate_command(
         tell(f"the data ended after {len(reports)} of {job.steps} steps")
     if csv_path is not None:
         tell_written(csv_path, f" ({len(reports)} steps)")
+    rivals = f"vanilla,{policy}" if policy != "vanilla" else "vanilla,embroute"
+    job_texts = job_words(options, (entry.name for entry in fields(JobOptions)))
+    words = [*data_words(data, data_options), "--policies", rivals, *job_texts]
+    tell_next("embroute", "compare", *words)

@@ -15,8 +15,8 @@ from embroute.data.online_retail import open_retail
 from embroute.data.proposal import (
     HEAD_ROWS,
     ColumnProposal,
-    has_label_name,
     first_rows,
+    has_label_name,
     propose,
     words_for_all,
     words_for_bags,

@@ -35,7 +35,9 @@ def launch(run: RunFile) -> None:
         path = scratch / RUN_FILE
         run.write(path)
         command = (sys.executable, "-m", "embroute.train", str(path))
-        program = Program(command, ranks, run.restarts)
+        starting = "" if is_quiet() else f"starting {', '.join(ranks)}"
+        quiet = ("--quiet",) if is_quiet() else ()
+        program = Program((*command, *quiet), ranks, run.restarts, starting=starting)
         with FolderLock("--out", out, program.run_id):
             _check_start(run)
             _supervise(program, out / CHECKPOINTS)
