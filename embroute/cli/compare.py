@@ -10,9 +10,9 @@ from embroute.cli.data import open_data_option, tell_bad_rows
 from embroute.cli.options import data_options, job_options
 from embroute.cli.outputs import (
     Outputs,
+    changed_words,
     console,
     data_words,
-    job_words,
     output_options,
     tell,
     tell_compiling,
@@ -84,4 +84,5 @@ def compare_command(
         tell(f"the data ended after {trained} of {job.steps} steps")
     outputs.write(comparison)
     changed = ("network", "dim", "optimizer", "compute_ms_per_sample")
-    tell_next("embroute", "advise", *data_words(data, data_options), *job_words(options, changed))
+    words = [*data_words(data, data_options), *changed_words(options, changed)]
+    tell_next("embroute", "advise", *words)

@@ -25,7 +25,6 @@ from embroute.cli.options import (
 from embroute.config.progress import is_quiet
 from embroute.config.spec import parse_size
 from embroute.data.open import DataOptions, option_name
-from embroute.simulator.job_options import JobOptions
 from embroute.simulator.simulation import kernels_are_compiled
 
 _P = ParamSpec("_P")
@@ -100,12 +99,12 @@ def data_words(data: str, options: DataOptions) -> list[str]:
     return words
 
 
-def job_words(options: JobOptions, names: Iterable[str]) -> list[str]:
-    """The named options of a job that differ from their defaults, as a user types them."""
+def changed_words(options: object, names: Iterable[str] = ()) -> list[str]:
+    """The options of a dataclass that differ from their defaults, as a user types them."""
     words = []
-    for name in names:
+    for name in names or type(options).__annotations__:
         value = getattr(options, name)
-        if value != getattr(JobOptions, name):
+        if value != getattr(type(options), name):
             words += [option_name(name)] if value is True else [option_name(name), str(value)]
     return words
 

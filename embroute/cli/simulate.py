@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -12,9 +11,9 @@ import click
 from embroute.cli.data import open_data_option, tell_bad_rows
 from embroute.cli.options import data_options, job_options, naming_output, output_file, replacing
 from embroute.cli.outputs import (
+    changed_words,
     console,
     data_words,
-    job_words,
     tell,
     tell_compiling,
     tell_next,
@@ -77,6 +76,5 @@ def simulate_command(
     if csv_path is not None:
         tell_written(csv_path, f" ({len(reports)} steps)")
     rivals = f"vanilla,{policy}" if policy != "vanilla" else "vanilla,embroute"
-    job_texts = job_words(options, (entry.name for entry in fields(JobOptions)))
-    words = [*data_words(data, data_options), "--policies", rivals, *job_texts]
+    words = [*data_words(data, data_options), "--policies", rivals, *changed_words(options)]
     tell_next("embroute", "compare", *words)
