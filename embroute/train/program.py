@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from embroute.checkpoint.locks import FolderLock
+from embroute.config.progress import progress_mode
 from embroute.launch.exit import BAD_INPUT, TRY_AGAIN, error_line, exit_code_of, exit_with_reason
 from embroute.launch.process import tune_process
 from embroute.launch.rank import COORDINATOR, RankContext
@@ -61,8 +62,12 @@ def _locked(folder: Path, rank: RankContext) -> AbstractContextManager[object]:
 @click.command()
 @click.argument("run_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--node-name", "node", default="", help="This machine in the run file [its host].")
-def rank_main(run_file: Path, node: str) -> None:
+@click.option("--quiet", is_flag=True, help="Print no progress.")
+@click.pass_context
+def rank_main(context: click.Context, run_file: Path, node: str, quiet: bool) -> None:
     """Take part in the run that a file describes; started by torchrun or embroute train."""
+    if quiet:
+        context.with_resource(progress_mode("none"))
     name, signals = "a rank", SignalHandler()
     try:
         run = read_run_file(run_file)
