@@ -128,7 +128,7 @@ def receive(data: bytes) -> ControlMessage | None:
     except LostPeerError:
         pass  # the stream ended before the message did
     finally:
-        assert stream.largest <= max(codec.HEAD_BYTES, len(data) + codec.MAX_BODY_BYTES)
+        assert stream.largest <= max(codec.FRAME_HEAD_BYTES, len(data) + codec.MAX_BODY_BYTES)
     return None
 
 
@@ -242,7 +242,7 @@ def test_huge_length_is_refused_before_memory_is_taken() -> None:
     stream = Stream(sealed(2, 7, b"", announced=codec.MAX_BODY_BYTES + 1))
     with pytest.raises(MessageError, match="TrainBatch of step 7: it announces 2147483649 bytes"):
         receive_messages(stream, [COORDINATOR])  # type: ignore[arg-type]
-    assert stream.largest == codec.HEAD_BYTES
+    assert stream.largest == codec.FRAME_HEAD_BYTES
 
 
 def test_other_version_of_the_protocol_is_named() -> None:
