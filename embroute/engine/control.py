@@ -66,13 +66,13 @@ def send_message(channel: Channel, peer: str, message: ControlMessage) -> None:
 
 def receive_messages(channel: Channel, peers: Sequence[str]) -> list[Received]:
     """Wait for the next message of each peer."""
-    parts = [(peer, np.empty(codec.HEAD_BYTES, np.uint8)) for peer in peers]
+    parts = [(peer, np.empty(codec.FRAME_HEAD_BYTES, np.uint8)) for peer in peers]
     channel.exchange([], parts)
     heads = [codec.decode_head(data, peer) for peer, data in parts]
     bodies = [(head.peer, np.empty(head.body_bytes, np.uint8)) for head in heads]
     channel.exchange([], bodies)
     return [
-        Received(codec.decode_body(head, body), codec.HEAD_BYTES + len(body))
+        Received(codec.decode_body(head, body), codec.FRAME_HEAD_BYTES + len(body))
         for head, (_, body) in zip(heads, bodies, strict=True)
     ]
 
