@@ -37,7 +37,7 @@ check: $(READY)  ## style, types, shape
 	$(BIN)/python -m pytest tests/test_tidy.py
 
 docs: $(READY)  ## the documentation as a site, offline, into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html."
 
 bench: $(READY)  ## speed and size, recorded under benchmarks/results

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.record import commit, markdown, record
 from benchmarks.sanity import opened_traces
-from embroute.cli.advise import AdviseArgs
+from embroute.api.advice import AdviceOptions
 from embroute.data.batch import Source
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import open_source
 from embroute.data.synthetic.presets import LOG_PRESETS
 from embroute.kernels.codes import VALUE_STATE
 from embroute.simulator.advisor import (
@@ -23,9 +23,9 @@ from embroute.simulator.advisor import (
     Configuration,
     Constraints,
     StepSpan,
-    advise,
     configurations,
     least_memory,
+    recommendations,
     workload_of,
 )
 from embroute.simulator.simulation import measure_named
@@ -52,21 +52,8 @@ ASKS = (Ask("default", "64", 0.05, False), Ask("rows", "256", 0.005, True))
 
 def wish_of(ask: Ask, network: str, source: Source) -> Constraints:
     """The constraints that the command line makes of a question."""
-    asked = AdviseArgs(
-        DataOptions(),
-        data="",
-        network=network,
-        memory_per_worker="8GB",
-        dim=ask.dim,
-        model="deepfm",
-        workers=None,
-        batch=",".join(map(str, BATCHES)),
-        optimizer="adagrad",
-        compute_ms_per_sample=ask.compute_ms,
-        target_samples_per_s=None,
-        allow_stale=False,
-        allow_reorder=False,
-        out=None,
+    asked = AdviceOptions(
+        network=network, dim=ask.dim, batch=BATCHES, compute_ms_per_sample=ask.compute_ms
     )
     wish = asked.constraints(source)
     if not ask.scarce:
@@ -104,7 +91,7 @@ def first_choice(wish: Constraints, key: str, log: Log) -> Configuration:
     line = log.known.get(key)
     if line is None:
         told: list[str] = []
-        line = log.add(key, asdict(advise(wish, told.append)[0].choice))
+        line = log.add(key, asdict(recommendations(wish, told.append)[0].choice))
     values = {name: line[name] for name in Configuration.__dataclass_fields__}
     values["workers"] = tuple(line["workers"])  # type: ignore[arg-type]
     return Configuration(**values)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from benchmarks import workload
 from benchmarks.workload import Case, Clock, dense_model, dense_samples, loss_of, sum_gradients
 from embroute.config.cluster import Cluster, uniform_cluster
 from embroute.data.batch import Batch
-from embroute.engine.control import ControlMessage
+from embroute.engine.protocol.messages import ShardStep
 from embroute.engine.shard import Shard
 from embroute.kernels.rows import Floats, Hyper, gather, sgd
 from embroute.models.layers import Samples
@@ -143,7 +143,7 @@ def _tick_at_steps(clock: Clock) -> None:
     """Count the steps of a shard: a shard runs inside `prepare`, without a loop of its own."""
     step = Shard.step
 
-    def ticking(shard: Shard, message: ControlMessage) -> None:
+    def ticking(shard: Shard, message: ShardStep) -> None:
         step(shard, message)
         clock.tick()
 

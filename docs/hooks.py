@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parent.parent
 REPOSITORY = "https://github.com/embroute/embroute/blob/main"
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-LINK = re.compile(r"\]\((\.\./[^()\s]+)\)")
+LINK = re.compile(r"\]\((\.\./[^()\s]+|\w+\.ipynb)\)")
 BOKEH = "bokeh.min.js"
 
 
@@ -36,7 +36,7 @@ def shown_output(output: dict[str, Any]) -> str:
     if "application/javascript" in data:
         return f"<script>{data['application/javascript']}</script>"
     if "text/html" in data:
-        return "<div>\n" + re.sub(r"\n\s*\n", "\n", data["text/html"]) + "\n</div>"
+        return '<div class="output">\n' + re.sub(r"\n\s*\n", "\n", data["text/html"]) + "\n</div>"
     return f"```text\n{data['text/plain'].rstrip()}\n```"
 
 
@@ -59,19 +59,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to files outside docs/ lead to the repository, or to the page of a notebook."""
+    """Links to notebooks lead to their pages, links to other files outside docs/ to GitHub."""
+    of_notebook = page.file.src_uri.startswith("notebooks/")  # made from a file in examples/
 
     def target(match: re.Match[str]) -> str:
-        path, _, anchor = match[1].removeprefix("../").partition("#")
+        path, hash_sign, anchor = match[1].partition("#")
         if path.endswith(".ipynb"):
-            return f"](notebooks/{Path(path).stem}.md)"
-        if path.startswith("docs/"):  # of a notebook
-            return f"](../{path.removeprefix('docs/')})"
-        return f"]({REPOSITORY}/{path}{'#' + anchor if anchor else ''})"
+            return f"]({'' if of_notebook else 'notebooks/'}{Path(path).stem}.md)"
+        if of_notebook and path.startswith("../docs/"):
+            return f"](../{path.removeprefix('../docs/')}{hash_sign}{anchor})"
+        return f"]({REPOSITORY}/{path.removeprefix('../')}{hash_sign}{anchor})"
 
-    return (
-        LINK.sub(target, markdown) if not page.file.src_uri.startswith("notebooks/") else markdown
-    )
+    return LINK.sub(target, markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from embroute.api.advice import Advice, advise
     from embroute.api.comparisons import Comparison, compare
     from embroute.api.frames import Dataset, open_data
     from embroute.api.simulations import Simulation, simulate
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = version("embroute")
 
 __all__ = [
+    "Advice",
     "Assignment",
     "Batch",
     "Cluster",
@@ -60,6 +62,7 @@ __all__ = [
     "Sync",
     "SyncContext",
     "__version__",
+    "advise",
     "compare",
     "make_decision",
     "make_policy",
@@ -71,6 +74,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Advice": "embroute.api.advice",
     "Assignment": "embroute.planner.interfaces",
     "Batch": "embroute.data.batch",
     "Cluster": "embroute.config.cluster",
@@ -92,6 +96,7 @@ _HOMES = {
     "State": "embroute.planner.state",
     "Sync": "embroute.planner.interfaces",
     "SyncContext": "embroute.planner.interfaces",
+    "advise": "embroute.api.advice",
     "compare": "embroute.api.comparisons",
     "make_decision": "embroute.policies.sync.decision",
     "make_policy": "embroute.policies.catalog",

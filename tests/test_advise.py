@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from embroute.cli.advise import against, worker_counts
+import embroute
+from embroute.api.advice import worker_counts
 from embroute.cli.main import cli
+from embroute.config.cluster import GIGABIT, Cluster, Host, Worker
 from embroute.config.cluster_file import open_cluster, read_cluster, write_cluster
 from embroute.data.open import DataOptions, open_source
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
+from embroute.report.advice_table import against
 from embroute.simulator.advisor import (
     FULL_SPAN,
+    NUM_SIMULATED,
     Configuration,
     Constraints,
     Recommendation,
-    advise,
     configurations,
     first_samples,
     hot_rows,
     least_memory,
     only_fast,
     predict_vanilla,
+    recommendations,
     trim_cache,
     workload_of,
 )
@@ -51,7 +55,7 @@ def quiet(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def advices() -> list[Recommendation]:
-    return advise(wish(), quiet)
+    return recommendations(wish(), quiet)
 
 
 def test_advice_lists_simulated_configurations_first(advices: list[Recommendation]) -> None:
@@ -175,6 +179,31 @@ def test_advise_command_chooses_in_place_on_one_machine(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     run = read_run_file(out)
     assert (run.policy, run.workers, run.cache) == ("in-place", 2, RunFile.cache)
+
+
+def test_advice_in_python_shows_itself_and_its_run(tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    box = Cluster((Host("box", GIGABIT, GIGABIT),), (Worker(0), Worker(0)), (0,))
+    options = {"network": box, "batch": 64, "memory_per_worker": "60MB"}
+    advice = embroute.advise(compute_ms_per_sample=0.01, workers=[2], **options)
+    frame = advice.to_dataframe()
+    assert frame["policy"][0] == advice.best.policy == advice.run["policy"] == "in-place"
+    assert frame["simulated_step_s"].null_count() == len(frame) - NUM_SIMULATED
+    assert frame["samples_per_s"][0] == advice.recommendations[0].samples_s
+    assert "in-place" in str(advice)
+    assert "in-place" in advice._repr_html_()
+    assert advice.to_html(tmp_path / "page.html") == (tmp_path / "page.html").read_text()
+    assert advice.plot().renderers
+    run = RunFile(**advice.run_at(tmp_path / "mine.yaml"))  # type: ignore[arg-type]
+    assert (run.out, run.cluster().num_workers) == ("mine", 2)
+    assert read_cluster(Path(run.network)) == box
+
+
+def test_advice_names_the_wrong_argument() -> None:
+    with pytest.raises(ValueError, match="memory_per_worker= must look like 8GB, got '3'"):
+        embroute.advise(memory_per_worker="3")
+    with pytest.raises(TypeError, match="no option 'memory'"):
+        embroute.advise(memory="8GB")
 
 
 @pytest.mark.full

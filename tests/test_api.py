@@ -122,7 +122,7 @@ def test_results_show_themselves(tmp_path: Path) -> None:
         (lambda: embroute.compare(network="edge-8", workers=4), "workers=4: network=edge-8 has 8"),
         (lambda: embroute.compare(policies=["esd(2)"]), "policies='esd(2)': esd: alpha must be"),
         (lambda: embroute.compare(policies=["esd", "esd"]), "policies=: 'esd' is given twice"),
-        (lambda: embroute.simulate(policy="esd1"), "; did you mean esd?"),
+        (lambda: embroute.simulate(policy="esd1"), "; did you mean esd(1)?"),
         (lambda: embroute.open_data("nowhere.csv"), "nowhere.csv: no such file"),
         (lambda: embroute.open_data(columns(), label="x"), "label=: the frame has no column 'x'"),
         (lambda: embroute.open_data(columns()), "no categorical column is given"),

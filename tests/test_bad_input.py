@@ -188,6 +188,18 @@ def test_too_small_cache_is_refused_and_resume_is_exact(tmp_path: Path) -> None:
     assert_goes_on(settings, tmp_path, 40)
 
 
+def test_default_cache_holds_every_step_and_resume_is_exact(tmp_path: Path) -> None:
+    """The stream that a cache of 0.8 is too small for, and fields of known and unknown length."""
+    settings, stream = saving(tmp_path, "vanilla"), batches(2, STEPS)
+    del settings["cache"]
+    stream[47] = {**stream[47], "tags": torch.arange(len(stream[47]["tags"])) % 25}
+    whole = run({**settings, "checkpoint": tmp_path / "whole"}, stream)
+    with pytest.raises(OSError, match="clicks"):
+        run(settings, Broken(stream, 47))
+    resumed = run({**settings, "resume": True}, stream)
+    assert resumed["worker0"].losses == whole["worker0"].losses[40:]
+
+
 def test_resume_with_another_cache_size_is_exact(tmp_path: Path) -> None:
     settings = saving(tmp_path)
     with pytest.raises(OSError, match="clicks"):

@@ -372,6 +372,22 @@ def test_inspect_prints_the_checkpoint(tmp_path: Path) -> None:
     assert re.search(r"c\[x\] +\S +40 \S +4 \S +4 \S +1.3 KB", text)
 
 
+def test_commands_find_the_newest_checkpoint_of_a_run(tmp_path: Path) -> None:
+    for step in (7, 9):
+        write_checkpoint(tmp_path / "run" / "checkpoints", step=step)
+    newest = tmp_path / "run" / "checkpoints" / "step-00000009"
+    assert command("inspect", tmp_path / "run").startswith(f"{newest}\n")
+    out = tmp_path / "tables.safetensors"
+    said = CliRunner().invoke(cli, ["checkpoint", "export", f"{tmp_path}/run", "--out", str(out)])
+    assert said.stderr.startswith(f"newest checkpoint: {newest}\n")
+    piped = CliRunner().invoke(cli, ["checkpoint", "export", f"{tmp_path}/run", "--out", "-"])
+    assert piped.stdout_bytes == out.read_bytes()
+    (tmp_path / "run" / "other").mkdir()
+    write_checkpoint(tmp_path / "run" / "other", step=3)
+    with pytest.raises(ValueError, match=r"no checkpoint in this folder \(but in .*other\)"):
+        find_checkpoint(tmp_path / "run")
+
+
 def test_cli_import_loads_neither_torch_nor_xxhash() -> None:
     unseen = "not {'torch', 'xxhash'}.isdisjoint(sys.modules)"
     load = "[embroute.cli.main.load_command(name) for name, *_ in embroute.cli.main.COMMANDS]"

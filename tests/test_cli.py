@@ -125,11 +125,12 @@ def test_cli_has_exactly_the_documented_commands() -> None:
 def test_help_of_each_command_lists_its_options(name: str) -> None:
     result = CliRunner().invoke(cli, [*name.split(), "--help"])
     assert result.exit_code == 0
-    shown = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", result.output, re.MULTILINE))
-    assert shown == OPTIONS[name] | {"--help"}
+    shown = set(re.findall(r"^  (?:-[hq], )?(--[a-z-]+)", result.output, re.MULTILINE))
+    loud = name in ("run", "data", "checkpoint")
+    assert shown == OPTIONS[name] | ({"--help"} if loud else {"--help", "--quiet"})
     command = dict(walk(cli))[name]
     options = {flag for p in command.params if isinstance(p, click.Option) for flag in p.opts}
-    assert options == OPTIONS[name]
+    assert options - {"-q", "--quiet"} == OPTIONS[name]
     assert all(p.help for p in command.params if isinstance(p, click.Option))
 
 
@@ -168,6 +169,32 @@ def test_user_mistake_prints_one_line_and_exits_with_2() -> None:
         r"its cache holds 100; use a larger cache or a smaller batch\n",
         result.stderr,
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("compare --policies esd1", "did you mean esd(1)?"),
+        ("compare --policies het100", "did you mean het(100)?"),
+        ("compare --policies ESD(1)", "did you mean esd?"),
+        ("compare --policies embrout", "did you mean embroute?"),
+        ("compare --policies fea", "did you mean fae?"),
+        ("compare --data Online-retial", "did you mean online-retail?"),
+        ("compare --polices x", "'--policies'"),
+        ("comapre", "Did you mean 'compare'?"),
+        ("data descirbe", "Did you mean 'describe'?"),
+    ],
+)
+def test_near_misses_are_answered_with_the_right_word(words: str, meant: str) -> None:
+    result = CliRunner().invoke(cli, words.split())
+    assert result.exit_code != 0
+    assert meant in f"{result.exception} {result.output}"
+
+
+def test_unknown_column_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("click,user,Item\n1,2,3\n")
+    words = ("data", "describe", f"{tmp_path}/a.csv", "--label", "click", "--categorical", "item")
+    assert fault(*words).endswith("the columns are click, user, Item; did you mean Item?")
 
 
 def test_unknown_option_exits_with_2() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from embroute.checkpoint.folders import latest_checkpoint, step_of
 from embroute.engine import coordinator
-from embroute.engine.control import DEPTH, Delivery, Verb, send_all
-from embroute.kernels.array_types import Array
+from embroute.engine.control import DEPTH, Delivery, send_all
+from embroute.engine.protocol.messages import ControlMessage, ShardStep
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
 from embroute.nn.prepare import prepare
@@ -40,12 +40,10 @@ class Plans:
     def __init__(self) -> None:
         self.there, self.changed = 0, threading.Condition()
 
-    def post(
-        self, channel: Channel, verb: Verb, bodies: Sequence[tuple[str, Sequence[Array]]]
-    ) -> Delivery:
-        told = send_all(channel, verb, bodies)
+    def post(self, channel: Channel, messages: Sequence[tuple[str, ControlMessage]]) -> Delivery:
+        told = send_all(channel, messages)
         with self.changed:
-            self.there += verb == Verb.STEP
+            self.there += isinstance(messages[0][1], ShardStep)
             self.changed.notify_all()
         return told
 

@@ -24,7 +24,7 @@ from tests.processes import begin, finish
 DOCS = Path(__file__).parent.parent / "docs"
 FENCE = re.compile(r'^```(\w*)(?: title="([\w.]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"\$ embroute (.*?)\n((?:[^$].*\n)*)")
-LANGUAGES = {"python", "console", "text", "py", "sh", "yaml", "csv"}
+LANGUAGES = {"python", "console", "text", "py", "sh", "yaml", "toml", "csv"}
 PROCESSES = ("train", "run")  # commands that start processes of their own
 
 
@@ -71,11 +71,13 @@ def test_code_of_a_page_runs_and_prints_what_the_page_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, object] = {}
     printed = ""
     for block in blocks(page):
         if block.title:
             (tmp_path / block.title).write_text(block.text)
+            monkeypatch.delitem(sys.modules, Path(block.title).stem, raising=False)
         elif block.language == "python":
             output = io.StringIO()
             with contextlib.redirect_stdout(output):
@@ -92,6 +94,12 @@ def test_code_of_a_page_runs_and_prints_what_the_page_shows(
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_blocks_of_a_page_name_their_language(page: str) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+def test_own_policy_of_the_manual_is_the_example() -> None:
+    page = next(one.text for one in blocks("own-policy.md") if one.title == "own_policy.py")
+    example = (DOCS.parent / "examples" / "own_policy.py").read_text()
+    assert example.endswith(f'"""\n\n{page}')
 
 
 def test_python_of_the_manual_parses() -> None:

@@ -17,8 +17,8 @@ from embroute.launch.in_process import InProcessChannel, InProcessNetwork
 from embroute.launch.rank import RankTopology, on_one_node
 from embroute.launch.rendezvous import shares_memory
 from embroute.transport import shm
-from embroute.transport.headers import HEADER_BYTES, MESSAGE_KINDS, MessageError, header
-from embroute.transport.interface import Channel, LostPeerError
+from embroute.transport.headers import HEADER_BYTES, MESSAGE_KINDS, header
+from embroute.transport.interface import Channel, LostPeerError, MessageError
 from embroute.transport.sockets import SocketChannel
 from tests.sizes import sized
 from tests.test_worker_allreduce import network_pair

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute.cli.main import cli
+from embroute import Assignment, Decision, Dispatch, PartMemory, Policy, SyncContext
+from embroute.cli.main import cli, main
+from embroute.planner.state import PlanError
 from embroute.policies import catalog
 from embroute.policies.catalog import make_policy, register_policy
 from examples.own_policy import LastWorker, sticky
@@ -149,3 +155,122 @@ def test_faults_of_own_policies_name_the_cause(
 def test_public_names_are_exactly_these() -> None:
     assert dir(embroute) == sorted(embroute.__all__)
     assert all(getattr(embroute, name) is not None for name in embroute.__all__)
+
+
+def answering(answer: object) -> Policy:
+    """A policy whose dispatch gives this answer for every batch."""
+    esd = make_policy("esd(1)")
+    return replace(esd, dispatch=Dispatch("faulty", lambda context: answer))  # type: ignore
+
+
+FAULTY = {
+    "a worker that does not exist": (np.full(12, 99, np.int32), "to workers \\[99\\] of 4"),
+    "a negative worker": (np.full(12, -1, np.int32), "to workers \\[-1\\] of 4"),
+    "too few samples": (np.zeros(3, np.int32), "12 samples, 3 of them assigned"),
+    "numbers that are not whole": (np.zeros(12), "flat array of int32, got float64"),
+    "a list": ([0] * 12, "flat array of int32, got list"),
+    "a matrix": (np.zeros((12, 1), np.int32), "flat array of int32"),
+    "more than its quota": (
+        np.zeros(12, np.int32),
+        "their quotas are \\[",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_faulty_assignment_is_refused_before_kernels_read_it(fault: str) -> None:
+    worker_S, complaint = FAULTY[fault]
+    with pytest.raises(PlanError, match=complaint):
+        play(answering(Assignment(worker_S)), long_workload("sgd"))  # type: ignore
+
+
+def test_a_dispatch_that_returns_an_array_is_told_what_to_return() -> None:
+    with pytest.raises(PlanError, match="must return an Assignment, got array"):
+        play(answering(np.zeros(12, np.int32)), long_workload("sgd"))
+
+
+@pytest.mark.parametrize("name", ["need_T", "mode_T", "push_T", "drop_T"])
+def test_a_faulty_decision_is_refused_before_kernels_read_it(name: str) -> None:
+    esd = make_policy("esd(1)")
+
+    def decide(context: SyncContext) -> Decision:
+        return esd.sync.decide(context)._replace(**{name: np.zeros(1, np.uint8)})  # type: ignore
+
+    with pytest.raises(PlanError, match=f"{name} must have [0-9]+ values of uint8, got 1 of uint8"):
+        play(replace(esd, sync=replace(esd.sync, decide=decide)), long_workload("sgd"))
+
+
+def test_a_returned_copy_of_no_worker_is_refused() -> None:
+    esd, four = make_policy("esd(1)"), np.full(1, 4, np.int32)
+
+    def decide(context: SyncContext) -> Decision:
+        return esd.sync.decide(context)._replace(return_worker=four, return_unique=four * 0)
+
+    with pytest.raises(PlanError, match="must name 4 workers"):
+        play(replace(esd, sync=replace(esd.sync, decide=decide)), long_workload("sgd"))
+
+
+@pytest.mark.usefixtures("in_examples")
+def test_a_broken_law_ends_a_command_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise PlanError("esd(1), step 3: law 1 broken")
+
+    monkeypatch.setattr("embroute.planner.decide.check", broken)
+    monkeypatch.setattr("sys.argv", ["embroute", "compare", "--policies", "esd(1)"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "embroute: esd(1), step 3: law 1 broken"
+
+
+class Bad(NamedTuple):
+    values: object
+
+
+BAD_MEMORIES = {
+    "a dict": ({"values": 1}, "the memory Bad must be a NamedTuple of arrays"),
+    "a list in a field": (Bad([1]), r"Bad\.values must be an array of numbers"),
+    "objects in an array": (Bad(np.array([object()])), r"Bad\.values must be an array of numbers"),
+    "another kind": (LastWorker(np.zeros(1, np.int32)), "the memory Bad must be"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_MEMORIES)
+def test_a_memory_that_no_checkpoint_can_save_is_refused_at_the_start(fault: str) -> None:
+    value, complaint = BAD_MEMORIES[fault]
+    memory = PartMemory(Bad, lambda start: value)  # type: ignore
+    dispatch = Dispatch("bad", sticky().choose, memory)
+    with pytest.raises(PlanError, match=complaint):
+        long_workload("sgd").start(make_policy(dispatch))
+
+
+def test_an_undeclared_memory_is_named_with_the_declared_ones() -> None:
+    policy, workload = make_policy(replace(sticky(), memory=None)), long_workload("sgd")
+    with pytest.raises(PlanError, match=r"a memory of LastWorker \(declared: none"):
+        play(policy, workload)
+
+
+def test_a_part_is_a_policy_with_the_usual_other_parts() -> None:
+    job = {"network": "edge-2", "batch": 32, "steps": 12, "warmup": 2}
+    result = embroute.compare("online-retail", policies=[sticky(field=1), "vanilla"], **job)
+    assert list(result.results) == ["sticky", "vanilla"]
+    assert list(embroute.compare(policies=sticky(), **job).results) == ["vanilla", "sticky"]
+    assert make_policy(partial(sticky, field=1)).name == "sticky"
+
+
+def test_a_package_whose_policy_cannot_be_imported_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = EntryPoint("broken", "no_such_module:policy", catalog.ENTRY_POINTS)
+    monkeypatch.setattr(catalog, "_installed", lambda: {"broken": entry})
+    with pytest.raises(ValueError, match=r"no_such_module:policy of the installed package"):
+        make_policy("broken")
+
+
+def test_a_package_cannot_take_the_name_of_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("esd", "examples.own_policy:sticky", catalog.ENTRY_POINTS)
+    monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
+    with pytest.warns(UserWarning, match="has a policy 'esd', which is a policy of embroute"):
+        assert catalog._installed.__wrapped__() == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -16,11 +15,11 @@ from embroute.config.spec import Size
 from embroute.data.open import DataOptions, open_source
 from embroute.data.stream import batches as data_batches
 from embroute.engine.batches import SampleAdapter
-from embroute.engine.control import packed_bytes
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
+from embroute.engine.protocol.codec import encode
+from embroute.engine.protocol.messages import ControlMessage
 from embroute.engine.sharding import RowSharding
 from embroute.engine.step_message import step_messages
-from embroute.kernels.array_types import Array
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
 from embroute.nn.prepare import prepare
@@ -130,14 +129,14 @@ def assert_notes_counted(promised: Promise, results: dict[str, Result]) -> None:
     names = [name for name in results if name != "coordinator"]
     for plan in promised.plans:
         shards, workers = step_messages(plan, sharding, own, 0)
-        messages: dict[str, Sequence[Array]] = {
+        messages: dict[str, ControlMessage] = {
             f"shard{k}": message for k, message in enumerate(shards)
         }
         messages |= {f"worker{w}": message for w, message in enumerate(workers)}
         for name in names:
             log = results[name].meter.log
             assert log is not None
-            size = 16 + packed_bytes([array.nbytes for array in messages[name]])
+            size = sum(len(part) for part in encode(messages[name]))
             assert log.note_bytes[plan.step] == size, (plan.step, name)
             total += size
     # The coordinator also counts a greeting, a drain, and the end.
@@ -264,8 +263,10 @@ def test_priced_bytes_of_samples_and_plans_equal_the_bytes_sent(policy: str) -> 
         moved = traffic(step.plan, setup)
         priced = [*moved.plan_bytes_K, *(moved.sample_bytes_W + moved.plan_bytes_W)]
         shards, told = step_messages(step.plan, sharding, own, 0)
-        for message, price in zip([*shards, *told], priced, strict=True):
-            sent = 16 + packed_bytes([array.nbytes for array in message])
-            frame = sent - price - message[1].nbytes  # whose second array has the heads
-            assert message[1].nbytes % BLOCK_BYTES == 0
+        heads = [message.transfers.heads for message in shards]
+        heads += [message.work.transfers.heads for message in told]
+        messages: list[ControlMessage] = [*shards, *told]
+        for message, head, price in zip(messages, heads, priced, strict=True):
+            frame = sum(len(part) for part in encode(message)) - price - head.nbytes
+            assert head.nbytes % BLOCK_BYTES == 0
             assert 0 <= frame <= NOTE_BYTES

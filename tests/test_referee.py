@@ -13,8 +13,8 @@ from embroute.planner.decide import advance, plan_step
 from embroute.planner.interfaces import Policy
 from embroute.planner.kernels.transfers import Transfers
 from embroute.planner.laws import check
-from embroute.planner.plan import Plan, PlanError, drain_transfers
-from embroute.planner.state import State
+from embroute.planner.plan import Plan, drain_transfers
+from embroute.planner.state import PlanError, State
 from embroute.policies.catalog import make_policy
 from tests.moves import LawBrokenError
 from tests.referee import Referee

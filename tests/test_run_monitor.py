@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from embroute.engine.step_message import StepHeader
+from embroute.engine.protocol.messages import StepHeader
 from embroute.report.run_folder import SUMMARY
 from embroute.train import metrics_log
 from embroute.train.metrics_log import RunMonitor

@@ -23,7 +23,8 @@ import numpy.typing as npt
 import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from embroute.engine.control import Verb, receive_message, send_all
+from embroute.engine.control import receive_order, send_all
+from embroute.engine.protocol.messages import Save
 from embroute.launch.rank import COORDINATOR
 from embroute.transport import bootstrap
 from embroute.transport.bootstrap import Links, Listener, _signature, dial, open_channels
@@ -181,16 +182,16 @@ def test_coordinator_waits_until_each_message_is_delivered() -> None:
         told: list[int] = []
 
         def tell() -> None:
-            for verb in list(Verb)[:3]:
-                send_all(teller, verb, [("worker0", [np.arange(verb)])])
-                told.append(verb)
+            for step in range(3):
+                send_all(teller, [("worker0", Save(step))])
+                told.append(step)
 
         thread = threading.Thread(target=tell)
         thread.start()
         time.sleep(0.3)
         assert not told
-        for verb in list(Verb)[:3]:
-            assert receive_message(reader).verb == verb
+        for step in range(3):
+            assert receive_order(reader).message == Save(step)
         thread.join(20)
         assert told == [0, 1, 2]
 

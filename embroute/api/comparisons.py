@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from rich.console import Console
+from rich.table import Table
 
 from embroute.api.frames import Dataset, checked_options, naming_arguments, open_data
 from embroute.planner.interfaces import Policy
 from embroute.policies.catalog import PolicyLike
-from embroute.report.comparison_table import comparison_table
+from embroute.report.comparison_table import cell_html, comparison_table, recorded
 from embroute.simulator.comparison import PolicyResult, to_json
 from embroute.simulator.job_options import JobOptions, workload_from
 from embroute.simulator.measurements import (
@@ -96,16 +95,17 @@ class Comparison:
         values = frame.drop_nulls(quantity)
         return result_bars(values["policy"].to_list(), values[quantity].to_list(), quantity)
 
-    def _console(self) -> Console:
-        console = Console(file=StringIO(), width=100, record=True)
-        console.print(comparison_table(self.report.results, self.report.job, self.report.data))
-        return console
+    def _table(self) -> Table:
+        return comparison_table(self.report.results, self.report.job, self.report.data)
 
     def __str__(self) -> str:
-        return self._console().export_text()
+        return recorded(self._table()).export_text()
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.report.data!r}, {len(self.results)} policies)"
 
     def _repr_html_(self) -> str:
-        return self._console().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return cell_html(self._table())
 
 
 def _line(result: PolicyResult) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def compare(
     """Price policies on your data and network, without training.
 
     `data`: a name, a path, a frame, or what `open_data` returns. `policies`: names such as
-    "esd(1)", policies, or functions that make them; by default all that can train with the
-    optimizer. `options`: those of `embroute compare` with underscores, such as
+    "esd(1)", policies, their parts, or functions that make them; by default all that can train
+    with the optimizer. `options`: those of `embroute compare` with underscores, such as
     `network="edge-8"`, `batch=128`, `cache="10%"`, `steps=90` (`embroute.JobOptions`).
     """
     with naming_arguments():
@@ -134,8 +134,9 @@ def compare(
         if policies is None:
             wanted: Sequence[PolicyLike] = trainable_defaults(job_options.optimizer)[0]
         else:
-            wanted = [policies] if isinstance(policies, str | Policy) else policies  # type: ignore
-        chosen = named_policies([wanted] if callable(wanted) else wanted)
+            several = isinstance(policies, Iterable) and not isinstance(policies, str)
+            wanted = list(policies) if several else [policies]  # type: ignore[arg-type, list-item]
+        chosen = named_policies(wanted)
     dataset = open_data(data)
     with naming_arguments():
         return measure_comparison(chosen, dataset, job_options)

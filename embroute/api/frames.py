@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 import polars as pl
@@ -27,6 +27,7 @@ class Dataset:
 
     name: str
     source: Source
+    options: DataOptions = field(default_factory=DataOptions)  # how it was read
 
     @property
     def num_rows(self) -> int:
@@ -80,8 +81,8 @@ def open_data(data: object = "online-retail", **options: object) -> Dataset:
         read_as = checked_options(DataOptions, options)
         if isinstance(data, str | os.PathLike):
             name = os.fspath(data)
-            return Dataset(name, open_source(name, read_as, report))
-        return Dataset("frame", open_frame(frame_of(data), read_as, report))
+            return Dataset(name, open_source(name, read_as, report), read_as)
+        return Dataset("frame", open_frame(frame_of(data), read_as, report), read_as)
 
 
 def frame_of(data: object) -> pl.DataFrame:

@@ -59,7 +59,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint in a step's folder, or the newest in a folder of several checkpoints."""
+    """The checkpoint in a step's folder, or the newest in a folder of several or of a run."""
     if not path.is_dir():
         raise ValueError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}")
     if _LEFTOVER.fullmatch(path.name) and step_of(path) is None:
@@ -68,10 +68,11 @@ def find_checkpoint(path: Path) -> Path:
         return path
     newest = latest_checkpoint(path)
     if newest is None:
-        inside = next(
-            (f" (but in {each})" for each in path.iterdir() if latest_checkpoint(each)), ""
-        )
-        raise ValueError(f"{path}: there is no checkpoint in this folder{inside}")
+        inside = [each for each in sorted(path.iterdir()) if latest_checkpoint(each)]
+        if len(inside) == 1:
+            return find_checkpoint(inside[0])
+        names = f" (but in {', '.join(map(str, inside))})" if inside else ""
+        raise ValueError(f"{path}: there is no checkpoint in this folder{names}")
     return newest
 
 

@@ -38,7 +38,8 @@ from embroute.checkpoint.planner_state import Position, load_planner, load_train
 from embroute.checkpoint.rank_files import Stateful, Training
 from embroute.checkpoint.strict_json import Json
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile
-from embroute.engine.control import broadcast_text
+from embroute.engine.control import broadcast_text, receive_messages, send_message
+from embroute.engine.protocol.messages import Reply, refusal
 from embroute.engine.store import CacheStore
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.planner.setup import Setup
@@ -61,20 +62,17 @@ class CheckpointSettings:
 
 def send_reply(channel: Channel, items: Sequence[object]) -> None:
     """Send the coordinator a list, such as the files that this rank wrote."""
-    text = np.frombuffer(json.dumps(items).encode(), np.uint8)
-    size = np.array([len(text)], np.int64).view(np.uint8)
-    channel.exchange([(COORDINATOR, size)], [])
-    channel.exchange([(COORDINATOR, text.copy())], [])
+    send_message(channel, COORDINATOR, Reply(json.dumps(items)))
 
 
 def receive_replies(channel: Channel, peers: Sequence[str]) -> list[Json]:
     """The lists of all ranks, joined in their order; waits for the last."""
-    sizes = [np.zeros(1, np.int64) for _ in peers]
-    buffers = [size.view(np.uint8) for size in sizes]
-    channel.exchange([], list(zip(peers, buffers, strict=True)))
-    texts = [np.empty(int(size[0]), np.uint8) for size in sizes]
-    channel.exchange([], list(zip(peers, texts, strict=True)))
-    return [item for text in texts for item in json.loads(text.tobytes())]
+    items: list[Json] = []
+    for peer, (message, _) in zip(peers, receive_messages(channel, peers), strict=True):
+        if not isinstance(message, Reply):
+            raise refusal(message, peer, "the coordinator expects Reply")
+        items += json.loads(message.text)
+    return items
 
 
 class Start(NamedTuple):

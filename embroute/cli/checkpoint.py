@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -11,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from embroute.cli.options import output_file
+from embroute.cli.options import STDOUT, output_file
+from embroute.cli.outputs import console, tell, tell_written
+from embroute.config.scratch import scratch_folder
 from embroute.cost.step_time import OPTIMIZERS
 
 # Functions import torch and xxhash, because the other commands do not need them.
@@ -38,7 +41,7 @@ def checkpoint_group() -> None:
 def inspect_command(path: Path, verify: bool) -> None:
     """Show the contents of a checkpoint, and whether it is complete.
 
-    PATH is a folder of checkpoints (the newest is shown) or the folder of one step.
+    PATH is the folder of a run or of checkpoints (the newest is shown), or of one step.
     """
     _need("torch", "xxhash")
     from embroute.checkpoint import manifest as manifests
@@ -52,10 +55,10 @@ def inspect_command(path: Path, verify: bool) -> None:
     checked = "checksums right" if verify else "sizes and headers right"
     fields = read_position(folder).items()
     position = ", ".join(f"{k} {v}" for k, v in fields if not isinstance(v, list | dict))
-    console = Console()
-    console.print(str(folder), markup=False, highlight=False, soft_wrap=True)
-    console.print(_facts(manifest, checked, position))
-    console.print(_tables(manifest.identity))
+    tables = console()
+    tables.print(str(folder), markup=False, highlight=False, soft_wrap=True)
+    tables.print(_facts(manifest, checked, position))
+    tables.print(_tables(manifest.identity))
 
 
 @checkpoint_group.command("export")
@@ -68,13 +71,22 @@ def export_command(path: Path, out: Path, names: tuple[str, ...]) -> None:
     """Write tables as one safetensors file: one tensor per table, without optimizer state.
 
     A tensor fits a plain nn.EmbeddingBag: bag.load_state_dict({"weight": tensors[NAME]}). PATH is
-    a folder of checkpoints (the newest is exported) or the folder of one step.
+    the folder of a run or of checkpoints (the newest is exported), or of one step.
     """
     _need("torch", "xxhash")
     from embroute.checkpoint.folders import find_checkpoint
 
-    info = export_tables(find_checkpoint(path), output_file("--out", out), names)
-    click.echo(f"written: {out} ({_size(info.num_bytes)})", err=True)
+    source, target = find_checkpoint(path), output_file("--out", out)
+    if source != path:
+        tell(f"newest checkpoint: {source}")
+    if target != STDOUT:
+        info = export_tables(source, target, names)
+        tell_written(out, f" ({_size(info.num_bytes)})")
+        return
+    with scratch_folder("export") as folder:
+        export_tables(source, folder / "tables", names)
+        with (folder / "tables").open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
 
 
 def _need(*packages: str) -> None:

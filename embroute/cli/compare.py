@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
 
 from embroute.api.comparisons import measure_comparison
 from embroute.api.frames import Dataset
 from embroute.cli.data import reading_progress, tell_bad_rows
-from embroute.cli.options import data_options, job_options, tell_compiling
-from embroute.cli.outputs import Outputs, output_options
+from embroute.cli.options import data_options, job_options
+from embroute.cli.outputs import Outputs, console, output_options, tell, tell_compiling
 from embroute.config.signature import first_line, options_of
 from embroute.data.open import DataOptions, naming, open_source
 from embroute.policies.catalog import SYSTEMS
@@ -56,7 +55,7 @@ def compare_command(
     if policies is None:
         names, refused = trainable_defaults(options.optimizer)
         for name in refused:
-            click.echo(f"left out: {name}, which cannot train with {options.optimizer}", err=True)
+            tell(f"left out: {name}, which cannot train with {options.optimizer}")
     else:
         names = policies_of(policies)
     chosen = named_policies(names)
@@ -65,14 +64,14 @@ def compare_command(
         source = open_source(data, data_options, progress)
     tell_compiling()
     comparison = measure_comparison(chosen, Dataset(data, source), options)
-    results, job, console = comparison.report.results, comparison.job, Console()
-    console.print(comparison_table(results, job, data))
+    results, job, tables = comparison.report.results, comparison.job, console()
+    tables.print(comparison_table(results, job, data))
     if len(job.setup.cluster.used_hosts) == 1:
-        console.print("all workers and shards are on one host: no link carries rows, at no cost")
+        tables.print("all workers and shards are on one host: no link carries rows, at no cost")
     for sentence in subsets(results, job):
-        console.print(sentence, highlight=False, markup=False)
+        tables.print(sentence, highlight=False, markup=False)
     tell_bad_rows(source)
     trained = job.warmup + min(entry.steps for entry in results if entry.steps is not None)
     if trained < job.steps:
-        click.echo(f"the data ended after {trained} of {job.steps} steps", err=True)
+        tell(f"the data ended after {trained} of {job.steps} steps")
     outputs.write(comparison)

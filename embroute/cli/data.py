@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from embroute.cli.options import data_options, limited, naming_output, output_file
+from embroute.cli.options import data_options, limited, output_file
+from embroute.cli.outputs import console, tell, write_output
 from embroute.config.progress import progress_bar
 from embroute.data.batch import Source
 from embroute.data.describe import (
@@ -63,8 +63,7 @@ def describe_command(
 
         description = describe(source, batch, samples, report_samples)
     if json_file is not None:
-        with naming_output("--json", json_file):
-            json_file.write_text(json.dumps(asdict(description), indent=2) + "\n")
+        write_output("--json", json_file, json.dumps(asdict(description), indent=2) + "\n")
     _show(data_name, description)
     tell_bad_rows(source)
 
@@ -79,18 +78,18 @@ def reading_progress() -> Iterator[Progress]:
 def tell_bad_rows(source: Source) -> None:
     """Print one line on stderr about the rows that the latest pass left out."""
     if isinstance(source, FileSource) and source.bad_rows:
-        click.echo(source.skipped, err=True)
+        tell(source.skipped)
 
 
 def _show(name: str, description: Description) -> None:
     """Print a description; the tables fit 80 columns."""
-    console = Console()
+    tables = console()
     reuse = description.reuse
-    console.print(name, markup=False, highlight=False, soft_wrap=True)
-    console.print(_facts(description))
-    console.print(_skew(description))
+    tables.print(name, markup=False, highlight=False, soft_wrap=True)
+    tables.print(_facts(description))
+    tables.print(_skew(description))
     if reuse.num_batches:
-        console.print(_reuse(description))
+        tables.print(_reuse(description))
 
 
 def _facts(description: Description) -> Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib import import_module
 from typing import NoReturn
 
 import click
 
 import embroute
+from embroute.config.progress import progress_mode
 from embroute.config.spec import one_line
 
 # Each command: its name, its object in the module `embroute.cli.NAME`, its short help.
@@ -35,7 +37,7 @@ COMMANDS = (
     (
         "simulate",
         "simulate_command",
-        "Simulate one policy and write a line per step, warm-up included.",
+        "Simulate one policy: its sums, and how its steps differ.",
     ),
     (
         "train",
@@ -46,10 +48,30 @@ COMMANDS = (
 _ATTRIBUTES = {name: attribute for name, attribute, _ in COMMANDS}
 
 
+@cache
 def load_command(name: str) -> click.Command:
     """The command of this name, imported now."""
     command: click.Command = getattr(import_module(f"embroute.cli.{name}"), _ATTRIBUTES[name])
+    leaves = command.commands.values() if isinstance(command, click.Group) else [command]
+    for leaf in leaves:
+        if name != "run":  # whose script may have a -q of its own
+            leaf.params.append(_quiet_option())
     return command
+
+
+def _quiet_option() -> click.Option:
+    return click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_hush,
+        help="Print only errors, and results that go to `-`.",
+    )
+
+
+def _hush(context: click.Context, _: click.Parameter, quiet: bool) -> None:
+    if quiet:
+        context.with_resource(progress_mode("none"))
 
 
 class _LazyGroup(click.Group):
@@ -72,8 +94,10 @@ class _LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(embroute.__version__, prog_name="embroute")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Route samples to embeddings, not embeddings to samples."""
+    context.with_resource(progress_mode("lines"))
 
 
 def main() -> None:
@@ -84,6 +108,12 @@ def main() -> None:
         _fail(str(error), 2)
     except MemoryError as error:
         _fail(f"not enough memory ({error}); a smaller --batch, --dim or --hash-rows needs less", 2)
+    except RuntimeError as error:
+        from embroute.planner.state import PlanError  # imports numba
+
+        if not isinstance(error, PlanError):
+            raise
+        _fail(str(error), 1)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

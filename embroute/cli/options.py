@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -20,11 +21,11 @@ from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.open import DataOptions
 from embroute.data.readers.formats import FORMATS
 from embroute.simulator.job_options import JobOptions
-from embroute.simulator.simulation import kernels_are_compiled
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
+STDOUT, STDOUT_KEY = Path("-"), "embroute.stdout"  # the option whose file is `-`
 
 
 class _Number(click.FloatRange):
@@ -68,7 +69,7 @@ _JOB_OPTIONS = (
         "--cache",
         default=JobOptions.cache,
         show_default=True,
-        help="Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB.",
+        help="Cache of a worker: auto, 0.1 or 10% of all rows, 5000rows, or 256MB.",
     ),
     click.option(
         "--dim",
@@ -152,15 +153,14 @@ def job_options(command: Callable[Concatenate[JobOptions, _P], _R]) -> Callable[
     return add_options(command, JobOptions, _JOB_OPTIONS)
 
 
-def tell_compiling() -> None:
-    """Say why the first run on a machine takes longer."""
-    if not kernels_are_compiled():
-        click.echo("compiling for this machine, once: about a minute", err=True)
-
-
 def output_file(option: str, path: Path) -> Path:
-    """A file that results can be written to later, checked before the work starts."""
+    """A file that results can be written to later, checked before the work starts; `-`: stdout."""
     parse_path(option, str(path))
+    if path == STDOUT:
+        taken = click.get_current_context().meta.setdefault(STDOUT_KEY, option)
+        if taken != option:
+            raise ValueError(f"{taken} - and {option} -: only one result fits standard output")
+        return path
     try:
         path.stat()
     except FileNotFoundError:
@@ -208,6 +208,9 @@ def replacing(path: Path) -> Iterator[TextIO]:
     A link stays: its target is replaced. A device or a pipe is written directly, because renaming
     a file over it would remove it.
     """
+    if path == STDOUT:
+        yield sys.stdout
+        return
     path = path.resolve()
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as file:

@@ -1,18 +1,30 @@
-"""The outputs of `compare`: a table, JSON, and an HTML report."""
+"""What commands print and write: tables, notes, files, and the results of `compare`."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import click
+from rich.console import Console
 
 from embroute.api.comparisons import REPORT_CACHES, Comparison
-from embroute.cli.options import add_options, naming_output, output_file, report_file
+from embroute.cli.options import (
+    STDOUT,
+    STDOUT_KEY,
+    add_options,
+    naming_output,
+    output_file,
+    replacing,
+    report_file,
+)
+from embroute.config.progress import is_quiet
 from embroute.config.spec import parse_size
+from embroute.simulator.simulation import kernels_are_compiled
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -48,16 +60,51 @@ class Outputs:
         """Write the requested files."""
         if self.json_path is not None:
             text = json.dumps(comparison.to_json(), indent=2)
-            _written("--json", self.json_path, text + "\n")
+            write_output("--json", self.json_path, text + "\n")
         if self.report is not None:
             text = comparison.to_html(caches=self.caches, tradeoffs=self.tradeoffs)
-            _written("--report", self.report, text)
+            write_output("--report", self.report, text)
 
 
-def _written(option: str, path: Path, text: str) -> None:
-    with naming_output(option, path):
-        path.write_text(text, "utf-8")
-    click.echo(f"written: {path}", err=True)
+def console() -> Console:
+    """Where tables go: to stdout, to stderr if a result goes to stdout, nowhere if --quiet."""
+    return Console(stderr=_stdout_is_taken(), quiet=is_quiet())
+
+
+def _stdout_is_taken() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and STDOUT_KEY in context.meta
+
+
+def tell(note: str) -> None:
+    """Print a line on stderr, unless --quiet."""
+    if not is_quiet():
+        click.echo(note, err=True)
+
+
+def tell_next(*words: str) -> None:
+    """End with the command that a user may type next."""
+    if not _stdout_is_taken():
+        tell(f"next: {shlex.join(words)}")
+
+
+def tell_compiling() -> None:
+    """Say why the first run on a machine takes longer."""
+    if not kernels_are_compiled():
+        tell("compiling for this machine, once: about a minute")
+
+
+def write_output(option: str, path: Path, text: str) -> None:
+    """Write a result into the file that an option names, or to stdout."""
+    with naming_output(option, path), replacing(path) as file:
+        file.write(text)
+    tell_written(path)
+
+
+def tell_written(path: Path, details: str = "") -> None:
+    """Say that a file is complete."""
+    if path != STDOUT:
+        tell(f"written: {path}{details}")
 
 
 _OUTPUT_OPTIONS = (

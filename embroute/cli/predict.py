@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 import click
 
 from embroute.cli.options import limited, naming_output, output_file, replacing
+from embroute.cli.outputs import tell_written
+from embroute.config.progress import progress_bar
 from embroute.kernels.array_types import F32
 
 
@@ -34,12 +36,18 @@ def predict_command(
     The CSV has a line per sample: the score, and the label if the data has labels. Lines follow
     the order of the data, or of the time column that the run names.
     """
-    from embroute.train.scorer import ScoreRequest, predictions
-
     output_file("--out", out)
-    with naming_output("--out", out), replacing(out) as file:
-        count = _write(file, predictions(run, ScoreRequest(data, part, unlabelled), batch))
-    click.echo(f"written: {out} ({count} samples)", err=True)
+    with progress_bar("loading the model", None, counted=True) as update:
+        from embroute.train.scorer import ScoreRequest, predictions
+
+        def scored() -> Iterator[tuple[F32, F32]]:
+            for scores, labels in predictions(run, ScoreRequest(data, part, unlabelled), batch):
+                update(description="samples scored:", advance=len(scores))
+                yield scores, labels
+
+        with naming_output("--out", out), replacing(out) as file:
+            count = _write(file, scored())
+    tell_written(out, f" ({count} samples)")
 
 
 def _write(file: TextIO, batches: Iterable[tuple[F32, F32]]) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from embroute.cli.options import naming_output, report_file, require_bokeh
+from embroute.cli.options import report_file, require_bokeh
+from embroute.cli.outputs import console, write_output
 from embroute.report.run_folder import read_history, read_summary, runs_table
 
 
@@ -24,10 +24,7 @@ def write_report(page: Path, runs: Sequence[Path]) -> None:
     from embroute.report.runs_page import runs_page
 
     histories = [read_history(run, name) for run, name in zip(runs, _names(runs), strict=True)]
-    text = runs_page(histories)
-    with naming_output("--html", page):
-        page.write_text(text, "utf-8")
-    click.echo(f"written: {page}", err=True)
+    write_output("--html", page, runs_page(histories))
 
 
 @click.command("report")
@@ -40,6 +37,6 @@ def report_command(runs: tuple[Path, ...], page: Path | None) -> None:
     if page is not None:
         report_file("--html", page)
     summaries = [read_summary(run) for run in runs]
-    Console().print(runs_table(dict(zip(_names(runs), summaries, strict=True))))
+    console().print(runs_table(dict(zip(_names(runs), summaries, strict=True))))
     if page is not None:
         write_report(page, runs)

@@ -1,25 +1,23 @@
-"""`embroute simulate`: one policy, step by step, as CSV."""
+"""`embroute simulate`: one policy, summed up and step by step."""
 
 from __future__ import annotations
 
 import csv
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
 from embroute.cli.data import reading_progress, tell_bad_rows
-from embroute.cli.options import (
-    data_options,
-    job_options,
-    naming_output,
-    output_file,
-    tell_compiling,
-)
+from embroute.cli.options import data_options, job_options, naming_output, output_file, replacing
+from embroute.cli.outputs import console, tell, tell_compiling, tell_written
 from embroute.config.progress import progress_bar
 from embroute.data.open import DataOptions, naming, open_source
 from embroute.policies.catalog import policy_of
+from embroute.report.comparison_table import comparison_table, step_quantiles, subsets
+from embroute.simulator.comparison import policy_result
 from embroute.simulator.job_options import JobOptions, workload_from
-from embroute.simulator.simulation import choose_workers, simulate_steps, with_workers
+from embroute.simulator.simulation import StepReport, measure
 from embroute.simulator.step_table import STEP_COLUMNS, csv_cells, step_row
 
 
@@ -28,35 +26,45 @@ from embroute.simulator.step_table import STEP_COLUMNS, csv_cells, step_row
     "--data", default="online-retail", show_default=True, help="A built-in name or a path."
 )
 @click.option("--policy", default="embroute", show_default=True, help="Policy, as for compare.")
-@click.option(
-    "--csv", "csv_path", required=True, type=click.Path(path_type=Path), help="Write steps here."
-)
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write steps here.")
 @job_options
 @data_options
 def simulate_command(
-    data_options: DataOptions, options: JobOptions, data: str, policy: str, csv_path: Path
+    data_options: DataOptions, options: JobOptions, data: str, policy: str, csv_path: Path | None
 ) -> None:
-    """Simulate one policy and write a line per step, warm-up included."""
+    """Simulate one policy: its sums, and how its steps differ.
+
+    The CSV has a line per step, warm-up included.
+    """
     system = policy_of("--policy", policy)
-    output_file("--csv", csv_path)
+    if csv_path is not None:
+        output_file("--csv", csv_path)
     with reading_progress() as progress, naming("--data", data):
         source = open_source(data, data_options, progress)
-    job = workload_from(options, source)
-    job = with_workers(job, choose_workers(system, job))
+    job, reports = workload_from(options, source), list[StepReport]()
     tell_compiling()
-    steps = 0
-    with (
-        naming_output("--csv", csv_path),
-        csv_path.open("w", newline="") as file,
-        progress_bar(policy, job.steps, counted=True) as update,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(STEP_COLUMNS)
-        for report in simulate_steps(system, job):
-            writer.writerow(csv_cells(step_row(report)))
-            steps += 1
+    with ExitStack() as stack:
+        update = stack.enter_context(progress_bar(policy, job.steps, counted=True))
+        lines = None
+        if csv_path is not None:
+            stack.enter_context(naming_output("--csv", csv_path))
+            lines = csv.writer(stack.enter_context(replacing(csv_path)))
+            lines.writerow(STEP_COLUMNS)
+
+        def watch(report: StepReport) -> None:
+            reports.append(report)
             update(advance=1)
+            if lines is not None:
+                lines.writerow(csv_cells(step_row(report)))
+
+        outcome = measure(system, job, watch)
+    result, tables = policy_result(policy, outcome), console()
+    tables.print(comparison_table([result], job, data))
+    tables.print(step_quantiles(reports[job.warmup :]))
+    for sentence in subsets([result], job):
+        tables.print(sentence, highlight=False, markup=False)
     tell_bad_rows(source)
-    if steps < job.steps:
-        click.echo(f"the data ended after {steps} of {job.steps} steps", err=True)
-    click.echo(f"written: {csv_path} ({steps} steps)", err=True)
+    if len(reports) < job.steps:
+        tell(f"the data ended after {len(reports)} of {job.steps} steps")
+    if csv_path is not None:
+        tell_written(csv_path, f" ({len(reports)} steps)")

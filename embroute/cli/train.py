@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from embroute.cli.options import data_options
+from embroute.cli.outputs import tell
 from embroute.cli.report import write_report
 from embroute.config.cluster_file import is_file
 from embroute.config.spec import shown
@@ -21,7 +22,7 @@ OPTIONS = (
     ("hidden", "Widths of the dense layers."),
     ("pooling", "Pooling of bags: sum or mean."),
     ("policy", "Policy that assigns samples to workers and schedules transfers of rows."),
-    ("cache", "Cache of a worker: 0.1 or 10% of all rows, 5000rows, or 256MB."),
+    ("cache", "Cache of a worker: auto, 0.1 or 10% of all rows, 5000rows, or 256MB."),
     ("batch", "Samples per worker and step."),
     ("quotas", "Relative shares of the samples, e.g. 2,2,1,1 [equal, or set by the policy]."),
     (
@@ -114,7 +115,7 @@ def train_command(
     try:
         write_report(Path(run.out) / "report.html", [Path(run.out)])
     except ValueError as error:  # a report that fails must not fail the finished run
-        click.echo(f"no report: {error}", err=True)
+        tell(f"no report: {error}")
 
 
 def _value(name: str, kind: str, text: str) -> object:

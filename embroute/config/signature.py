@@ -1,4 +1,4 @@
-"""Functions called by text such as `esd(1, ties=any)`: annotations say what the text means."""
+"""Functions called by a parsed text such as `esd(1, ties=any)`: annotations check its options."""
 
 from __future__ import annotations
 

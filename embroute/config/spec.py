@@ -1,4 +1,4 @@
-"""One-line descriptions by users: `name(argument, key=value)`, sizes, numbers, and their errors."""
+"""Parse one-line descriptions by users: `name(argument, key=value)`, sizes, numbers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def shown(value: object) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question with the nearest known name, if one is near."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    by_lower = {entry.lower(): entry for entry in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def one_line(text: str) -> str:
@@ -225,12 +226,24 @@ class Size:
     """A size as the user wrote it: a share of all rows, a number of rows, or bytes."""
 
     amount: float
-    unit: str  # "share", "rows" or "bytes"
+    unit: str  # "share", "rows", "bytes", or "auto": a share, or more where steps need more
 
     def __str__(self) -> str:
+        if self.unit == "auto":
+            return "auto"
         if self.unit == "share":
             return f"{self.amount:g}"
         return f"{self.amount:.0f} {self.unit}"
+
+
+AUTO_CACHE = Size(0.1, "auto")
+
+
+def parse_cache(name: str, size: Size | str | float) -> Size:
+    """The size of a cache: `auto`, or as `parse_size` reads it."""
+    if isinstance(size, Size):
+        return size
+    return AUTO_CACHE if size == "auto" else parse_size(name, str(size))
 
 
 def parse_size(name: str, text: str) -> Size:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from embroute.config.spec import LIMITS, parse_call, shown
+from embroute.config.spec import LIMITS, did_you_mean, parse_call, shown
 from embroute.data.batch import Batch, Source
 from embroute.data.online_retail import open_retail
 from embroute.data.readers import formats
@@ -120,8 +120,8 @@ def _look_up(text: str, options: DataOptions) -> Source | ReadOptions:
     try:
         files = find_files(text)
     except ValueError as error:
-        known = ", ".join(built_in_names())
-        raise ValueError(f"{error}, and no built-in data has this name ({known})") from None
+        known, hint = ", ".join(built_in_names()), did_you_mean(name, built_in_names())
+        raise ValueError(f"{error}, and no built-in data has this name ({known}){hint}") from None
     return _reading(files, options)
 
 

@@ -25,6 +25,7 @@ class Field:
     name: str
     table: int
     bag: bool = False
+    longest_bag: int | None = None  # ids of a sample at most; None: unknown
 
 
 @dataclass(frozen=True)

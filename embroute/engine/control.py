@@ -1,85 +1,37 @@
-"""Control messages from the coordinator, received ahead of their use, and small collectives."""
+"""Sends and receives control messages, some ahead of their use; and small collectives."""
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from embroute.kernels.array_types import U8, Array
+from embroute.engine.protocol import codec
+from embroute.engine.protocol.messages import (
+    ControlMessage,
+    Gathered,
+    Hello,
+    Stop,
+    refusal,
+    step_of_message,
+)
+from embroute.kernels.array_types import Array
 from embroute.launch.rank import COORDINATOR, RankContext
-from embroute.transport.interface import Channel
+from embroute.transport.interface import Channel, MessageError
 
 RECEIVED, STOP_REQUESTED = np.array([[1], [2]], np.uint8)  # a rank's answers
 DEPTH = 2  # plans that wait at a rank while a step runs
 
-_NAMES = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
-_DTYPES = tuple(np.dtype(name) for name in _NAMES)
-_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_ALIGN = 8  # bytes: arrays begin at multiples, so that a reader needs no copy
 
+class Received(NamedTuple):
+    """A message, and its size on the wire."""
 
-class Verb(IntEnum):
-    """What a message tells a rank to do."""
-
-    STEP = 0
-    DRAIN = 1
-    SAVE = 2
-    REFILL = 3
-    EVAL_BATCH = 4
-    EVAL_END = 5
-    STOP = 6
-    HELLO = 7
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
-
-
-def packed_bytes(sizes: Sequence[int]) -> int:
-    """Bytes of a message that packs arrays of these sizes in bytes."""
-    return 8 * (1 + 2 * len(sizes)) + sum(_aligned(size) for size in sizes)
-
-
-def pack(arrays: Sequence[Array]) -> U8:
-    """Pack flat arrays into one message: their number, each type and length, their bytes."""
-    message = np.empty(packed_bytes([array.nbytes for array in arrays]), np.uint8)
-    header, first = [len(arrays)], 8 * (1 + 2 * len(arrays))
-    for array in arrays:
-        header += _CODES[array.dtype], array.size
-        last, next_first = first + array.nbytes, first + _aligned(array.nbytes)
-        message[first:last] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        message[last:next_first] = 0
-        first = next_first
-    message[: 8 * len(header)].view(np.int64)[:] = header
-    return message
-
-
-def unpack(message: U8) -> list[Array]:
-    """The arrays of a message, as views of it."""
-    count = int(message[:8].view(np.int64)[0])
-    first = 8 * (1 + 2 * count)
-    header = message[8:first].view(np.int64).tolist()
-    arrays = []
-    for code, length in zip(header[::2], header[1::2], strict=True):
-        size = length * _DTYPES[code].itemsize
-        arrays.append(message[first : first + size].view(_DTYPES[code]))
-        first += _aligned(size)
-    return arrays
-
-
-@dataclass(frozen=True)
-class ControlMessage:
-    """One message: what to do, and the arrays it needs."""
-
-    verb: Verb
-    arrays: list[Array]
-    nbytes: int = 0  # on the wire
+    message: ControlMessage
+    nbytes: int
 
 
 class Delivery(NamedTuple):
@@ -89,31 +41,48 @@ class Delivery(NamedTuple):
     stop_requested: bool  # whether a rank asks for an early end
 
 
-def send_all(
-    channel: Channel, verb: Verb, bodies: Sequence[tuple[str, Sequence[Array]]]
-) -> Delivery:
+def send_all(channel: Channel, messages: Sequence[tuple[str, ControlMessage]]) -> Delivery:
     """Send every rank its message, and wait until all have received it.
 
     Without the wait, messages would pile up in the network's buffers, where none can be revoked.
     """
-    packed = [(peer, pack(arrays)) for peer, arrays in bodies]
-    heads = [(peer, np.array([verb, len(body)], np.int64).view(np.uint8)) for peer, body in packed]
-    answers = np.empty((len(packed), 1), np.uint8)
-    receives = [(peer, answer) for (peer, _), answer in zip(packed, answers, strict=True)]
-    channel.exchange([*heads, *packed], receives)
-    nbytes = sum(len(body) + 16 for _, body in packed)
+    frames = [(peer, codec.encode(message)) for peer, message in messages]
+    heads, bodies = ([(peer, frame[part]) for peer, frame in frames] for part in (0, 1))
+    answers = np.zeros((len(frames), 1), np.uint8)
+    receives = [(peer, answer) for (peer, _), answer in zip(messages, answers, strict=True)]
+    channel.exchange([*heads, *bodies], receives)
+    for (peer, message), (answer,) in zip(messages, answers.tolist(), strict=True):
+        if answer not in (*RECEIVED, *STOP_REQUESTED):
+            kind, step = type(message).__name__, step_of_message(message)
+            raise MessageError(f"{peer} answered {kind} of step {step} with {answer}")
+    nbytes = sum(len(head) + len(body) for _, (head, body) in frames)
     return Delivery(nbytes, stop_requested=bool((answers == STOP_REQUESTED).any()))
 
 
-def receive_message(channel: Channel, stop: threading.Event | None = None) -> ControlMessage:
-    """Wait for the next message; `stop`, if set, asks the coordinator to end soon."""
-    head = np.zeros(2, np.int64)
-    channel.exchange([], [(COORDINATOR, head.view(np.uint8))])
-    body = np.empty(int(head[1]), np.uint8)
-    channel.exchange([], [(COORDINATOR, body)])
+def send_message(channel: Channel, peer: str, message: ControlMessage) -> None:
+    """Send a message to a rank that waits for it."""
+    channel.exchange([(peer, part) for part in codec.encode(message)], [])
+
+
+def receive_messages(channel: Channel, peers: Sequence[str]) -> list[Received]:
+    """Wait for the next message of each peer."""
+    parts = [(peer, np.empty(codec.HEAD_BYTES, np.uint8)) for peer in peers]
+    channel.exchange([], parts)
+    heads = [codec.decode_head(data, peer) for peer, data in parts]
+    bodies = [(head.peer, np.empty(head.body_bytes, np.uint8)) for head in heads]
+    channel.exchange([], bodies)
+    return [
+        Received(codec.decode_body(head, body), codec.HEAD_BYTES + len(body))
+        for head, (_, body) in zip(heads, bodies, strict=True)
+    ]
+
+
+def receive_order(channel: Channel, stop: threading.Event | None = None) -> Received:
+    """Wait for the coordinator's next message; `stop`, if set, asks it to end soon."""
+    (received,) = receive_messages(channel, [COORDINATOR])
     stops = stop is not None and stop.is_set()
     channel.exchange([(COORDINATOR, STOP_REQUESTED if stops else RECEIVED)], [])
-    return ControlMessage(Verb(int(head[0])), unpack(body), head.nbytes + body.nbytes)
+    return received
 
 
 _T = TypeVar("_T")
@@ -167,15 +136,15 @@ def start_thread(name: str, work: Callable[[], None], errors: ErrorQueue[_T]) ->
     return thread
 
 
-def listen(channel: Channel, stop: threading.Event | None = None) -> ErrorQueue[ControlMessage]:
-    """Receive messages in a thread, a few ahead, until STOP; `stop` asks for an early end."""
-    messages: ErrorQueue[ControlMessage] = ErrorQueue(DEPTH)
+def listen(channel: Channel, stop: threading.Event | None = None) -> ErrorQueue[Received]:
+    """Receive messages in a thread, a few ahead, until Stop; `stop` asks for an early end."""
+    messages: ErrorQueue[Received] = ErrorQueue(DEPTH)
 
     def work() -> None:
         while True:
-            message = receive_message(channel, stop)
-            messages.put(message)
-            if message.verb == Verb.STOP:
+            received = receive_order(channel, stop)
+            messages.put(received)
+            if isinstance(received.message, Stop):
                 return
 
     start_thread("plans", work, messages)
@@ -185,9 +154,11 @@ def listen(channel: Channel, stop: threading.Event | None = None) -> ErrorQueue[
 def broadcast_text(rank_name: str, peers: Sequence[str], channel: Channel, text: str) -> str:
     """Send the coordinator's text to every rank; returns it everywhere."""
     if rank_name != COORDINATOR:
-        return receive_message(channel).arrays[0].tobytes().decode()
-    body = np.frombuffer(text.encode(), np.uint8)
-    send_all(channel, Verb.HELLO, [(peer, [body]) for peer in peers])
+        hello = receive_order(channel).message
+        if not isinstance(hello, Hello):
+            raise refusal(hello, COORDINATOR, "this rank expects Hello")
+        return hello.text
+    send_all(channel, [(peer, Hello(text)) for peer in peers])
     return text
 
 
@@ -199,13 +170,19 @@ def gather_from_workers(rank: RankContext, array: Array) -> list[Array]:
     first, *others = rank.workers
     array, channel = np.ascontiguousarray(array), rank.allreduce.channel
     if rank.index:
-        size = np.array([len(array)], np.int64)
-        channel.exchange([(first, size.view(np.uint8))], [])
-        channel.exchange([(first, array.reshape(-1).view(np.uint8))] if array.size else [], [])
+        send_message(channel, first, Gathered(len(array), array.reshape(-1)))
         return []
-    sizes = np.zeros((len(others), 1), np.int64)
-    channel.exchange([], list(zip(others, sizes.view(np.uint8), strict=True)))
-    arrived = [np.empty((int(size), *array.shape[1:]), array.dtype) for (size,) in sizes]
-    pairs = [(peer, part) for peer, part in zip(others, arrived, strict=True) if part.size]
-    channel.exchange([], [(peer, part.reshape(-1).view(np.uint8)) for peer, part in pairs])
-    return [array, *arrived]
+    arrays = [array]
+    for peer, (message, _) in zip(others, receive_messages(channel, others), strict=True):
+        arrays.append(_rows_of(message, peer, array))
+    return arrays
+
+
+def _rows_of(message: ControlMessage, peer: str, like: Array) -> Array:
+    """The array of another worker; it must be like this worker's but for the number of rows."""
+    if not isinstance(message, Gathered):
+        raise refusal(message, peer, "this rank expects Gathered")
+    shape = (message.rows, *like.shape[1:])
+    if message.values.dtype != like.dtype or message.values.size != math.prod(shape):
+        raise refusal(message, peer, f"this rank gathers {like.dtype} of shape {like.shape}")
+    return message.values.reshape(shape)

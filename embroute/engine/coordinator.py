@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +14,24 @@ from embroute.cost.step_time import allreduce_share_W
 from embroute.data.batch import Batch
 from embroute.engine import step_message
 from embroute.engine.batches import BatchAdapter
-from embroute.engine.control import Verb, send_all
+from embroute.engine.control import send_all
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
-from embroute.engine.schedule import TransferSchedule, TransferTime, refill_schedules, schedule_at
+from embroute.engine.protocol.messages import (
+    NO_FIGURES,
+    ControlMessage,
+    Drain,
+    EvalEnd,
+    Hello,
+    Refill,
+    Save,
+    Serve,
+    StepHeader,
+    Stop,
+)
+from embroute.engine.schedule import TransferTime, refill_schedules, schedule_at
 from embroute.engine.sharding import RowSharding
-from embroute.kernels.array_types import I64, Array
+from embroute.kernels.array_types import I64
 from embroute.launch.rank import RankContext
 from embroute.planner.decide import drain_state
 from embroute.planner.interfaces import Policy
@@ -80,15 +91,15 @@ class Coordinator:
         for step in plans(self.policy, self._batches(loader, first_epoch), self.state):
             write_began = time.perf_counter()
             shards, workers = step_message.step_messages(
-                step.plan, self.sharding, self.adapter, self._flags(step.plan)
+                step.plan,
+                self.sharding,
+                self.adapter,
+                self._flags(step.plan),
+                self._figures(step.plan),
             )
-            if self.baseline is not None:
-                figures = self._figures(step.plan, self.baseline) + self._drained
-                workers[0] = workers[0]._replace(figures=figures)
-                self._drained = np.zeros_like(self._drained)
             self.meter.seconds["decide"] += step.decision_s + step.window_s
             self.meter.seconds["write"] += time.perf_counter() - write_began
-            self._send(Verb.STEP, [*shards, *workers])
+            self._send([*shards, *workers])
             self.meter.steps += 1
             self._after_step(step.plan.step + 1)
             if self._ends_after(step.plan.step + 1):
@@ -97,9 +108,9 @@ class Coordinator:
         self._end()
         if self._last_evaluated != self.state.step and not self.stop.is_set():
             self._evaluate(step_message.FINAL_EVAL)
-        bodies: list[list[Array]] = [[] for _ in self.rank.peers]
-        bodies[self.rank.num_shards] = [self._drained]  # for the first worker's display
-        self._send(Verb.STOP, bodies)
+        first = self.rank.workers[0]
+        figures = [self._drained if peer == first else NO_FIGURES for peer in self.rank.peers]
+        self._send([Stop(self.state.step, numbers) for numbers in figures])
 
     def _end(self) -> None:
         """The last drain and checkpoint.
@@ -117,7 +128,7 @@ class Coordinator:
 
     def greet(self, spec: str) -> None:
         """Send all ranks the shape of batches."""
-        self._send_same(Verb.HELLO, np.frombuffer(spec.encode(), np.uint8))
+        self._send([Hello(spec) for _ in self.rank.peers])
 
     def _batches(self, loader: Iterable[object], first_epoch: Iterable[object]) -> Iterator[Batch]:
         for epoch in range(self.schedule.epochs):
@@ -127,22 +138,13 @@ class Coordinator:
                 yield batch
             self._epoch_ends.append(self._samples_read)
 
-    def _send(self, verb: Verb, messages: Sequence[Sequence[Array]]) -> None:
-        """Send one message to each peer, and note a worker's request to stop."""
+    def _send(self, messages: Sequence[ControlMessage]) -> None:
+        """Send each peer its message, and note a worker's request to stop."""
         began = time.perf_counter()
-        bodies = list(zip(self.rank.peers, messages, strict=True))
-        delivery = send_all(self.rank.control, verb, bodies)
+        delivery = send_all(self.rank.control, list(zip(self.rank.peers, messages, strict=True)))
         self._stop_requested = self._stop_requested or delivery.stop_requested
         self.meter.other_bytes["notes"] += delivery.nbytes
         self.meter.seconds["tell"] += time.perf_counter() - began
-
-    def _send_same(self, verb: Verb, *arrays: Array) -> None:
-        self._send(verb, [arrays for _ in self.rank.peers])
-
-    def _send_schedule(self, verb: Verb, schedule: TransferSchedule) -> None:
-        header = np.array([self.state.step], np.int64)
-        ranks = chain(schedule.shards, schedule.workers)
-        self._send(verb, [[header, *transfers] for transfers in ranks])
 
     def _flags(self, plan: Plan) -> int:
         """Flags of a step for the user's loop."""
@@ -154,14 +156,20 @@ class Coordinator:
         ended = any(before < end <= self.samples_trained for end in ends)
         return flags | (step_message.EPOCH_ENDS if ended else 0)
 
-    def _figures(self, plan: Plan, baseline: BaselineTraffic) -> I64:
-        """Bytes over each worker's link, all row bytes, and the baseline policy's row bytes."""
+    def _figures(self, plan: Plan) -> I64:
+        """Bytes over each worker's link, all row bytes, and the baseline policy's row bytes.
+
+        Drains since the last step count too. Without a baseline there are no figures.
+        """
+        if self.baseline is None:
+            return NO_FIGURES
         moved, cluster = traffic(plan, self.state.setup), self.state.setup.cluster
         reduced_W = moved.hot_bytes * allreduce_share_W(cluster, with_rows=True)
         link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
         link_W += np.rint(reduced_W).astype(np.int64)
         rows = moved.bytes_WKIP.sum() + round(float(reduced_W.sum()))
-        return np.array([*link_W, rows, baseline.step(plan.now)], np.int64)
+        drained, self._drained = self._drained, np.zeros_like(self._drained)
+        return np.array([*link_W, rows, self.baseline.step(plan.now)], np.int64) + drained
 
     def _ends_after(self, done: int) -> bool:
         stops = self.stop.is_set() or self._stop_requested
@@ -187,33 +195,35 @@ class Coordinator:
         if self.baseline is not None:
             link_W = row_bytes_W(transfers, self.state.setup)
             self._drained += [*link_W, link_W.sum(), self.baseline.drain()]
-        schedule = schedule_at(TransferTime.URGENT_PUSH, transfers, self.sharding)
-        self._send_schedule(Verb.DRAIN, schedule)
+        shards, workers = schedule_at(TransferTime.URGENT_PUSH, transfers, self.sharding)
+        self._send([Drain(self.state.step, pushes) for pushes in (*shards, *workers)])
 
     def _save(self) -> None:
         """Let every rank write its part of a checkpoint, then complete the checkpoint."""
         if self.saver is None:
             return
         self._last_saved = self.state.step
-        self._send_same(Verb.SAVE, np.array([self.state.step], np.int64))
+        self._send([Save(self.state.step) for _ in self.rank.peers])
         began = time.perf_counter()
         self.saver.finish(self.state, self.samples_trained)
         self.meter.seconds["save"] += time.perf_counter() - began
 
     def refill(self) -> None:
         """Put the copies of a loaded state back into the workers' caches."""
-        for schedule in refill_schedules(self.state, self.sharding):
-            self._send_schedule(Verb.REFILL, schedule)
+        step = self.state.step
+        for shards, workers in refill_schedules(self.state, self.sharding):
+            served = [Serve(step, pulls) for pulls in shards]
+            self._send([*served, *(Refill(step, pulls) for pulls in workers)])
 
     def _evaluate(self, flags: int) -> None:
         """Send the held-out batches to all workers."""
         if self.held_out is None:
             return
         self._last_evaluated = self.state.step
-        header = step_message.StepHeader(self.state.step, 0, 0, flags)
+        header = StepHeader(self.state.step, 0, 0, flags)
         for item in self.held_out:
             shards, workers = step_message.evaluation_messages(
                 self.adapter.batch(item), header, self.sharding, self.adapter
             )
-            self._send(Verb.EVAL_BATCH, [*shards, *workers])
-        self._send_same(Verb.EVAL_END)
+            self._send([*shards, *workers])
+        self._send([EvalEnd(self.state.step) for _ in self.rank.peers])

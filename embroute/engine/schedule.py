@@ -17,8 +17,19 @@ import numpy as np
 from embroute.engine import transfer_kernels as kernels
 from embroute.engine.sharding import RowSharding
 from embroute.engine.transfer_kernels import NUM_TIMES, BlockList, BlockShape, Entries
-from embroute.kernels.array_types import I32, I64, U8, Array
-from embroute.kernels.codes import EARLY, FRESH, LATE, LAZY, MAX_CHUNKS, MISS_PULL, ROW, VALUE_STATE
+from embroute.kernels.array_types import I32, I64, U8
+from embroute.kernels.codes import (
+    EARLY,
+    FRESH,
+    GRADIENT,
+    LATE,
+    LAZY,
+    MAX_CHUNKS,
+    MISS_PULL,
+    NUM_RECORDS,
+    ROW,
+    VALUE_STATE,
+)
 from embroute.kernels.memory import GOLDEN
 from embroute.planner.kernels.transfers import Transfers
 from embroute.planner.plan import Plan
@@ -42,6 +53,7 @@ class TransferTime(IntEnum):
     LAZY_UPDATE = 7
 
 
+CHUNK_COUNTS = tuple(1 << k for k in range(MAX_CHUNKS.bit_length()))
 CHUNKED = (TransferTime.URGENT_PUSH, TransferTime.LATE_PULL, TransferTime.URGENT_UPDATE)
 
 
@@ -57,42 +69,52 @@ class TransferBlock(NamedTuple):
     indices: I32  # at a worker: slots of the arena, or touches for gradients; at a shard: rows
 
 
-@dataclass(frozen=True)
-class RankTransfers:
-    """One rank's blocks of a step."""
-
-    blocks: tuple[TransferBlock, ...]
-
-    def at(self, *times: TransferTime) -> list[TransferBlock]:
-        """The blocks of some times, in order."""
-        return [block for block in self.blocks if block.time in times]
-
-    @staticmethod
-    def read(heads: Array, indices: Array) -> RankTransfers:
-        """Read the arrays of a `PackedTransfers`."""
-        blocks, first, all_indices = [], 0, np.asarray(indices, np.int32)
-        for head in heads.reshape(-1, kernels.HEAD).tolist():
-            time_and_chunk, peer, arena, record, *kinds, count = head
-            chunk, time = divmod(time_and_chunk, NUM_TIMES)
-            rows = all_indices[first : first + count]
-            blocks.append(TransferBlock(time, chunk, peer, arena, record, tuple(kinds), rows))
-            first += count
-        return RankTransfers(tuple(blocks))
+BlocksByTime = list[list[TransferBlock]]  # a list for each `TransferTime`
 
 
-class PackedTransfers(NamedTuple):
-    """One rank's blocks as they are sent."""
+class RankTransfers(NamedTuple):
+    """One rank's blocks of a step as they are sent: their heads, and the indices of all blocks."""
 
     heads: I32
     indices: I32
 
+    def by_time(self) -> BlocksByTime:
+        """The blocks of each time, in order."""
+        blocks: BlocksByTime = [[] for _ in TransferTime]
+        first = 0
+        for head in self.heads.reshape(-1, kernels.HEAD).tolist():
+            time_and_chunk, peer, arena, record, *kinds, count = head
+            chunk, time = divmod(time_and_chunk, NUM_TIMES)
+            rows = self.indices[first : first + count]
+            block = TransferBlock(time, chunk, peer, arena, record, tuple(kinds), rows)
+            blocks[time].append(block)
+            first += count
+        return blocks
 
-@dataclass(frozen=True)
-class TransferSchedule:
-    """The transfers of one step, or of a drain, for every rank."""
+    def fault(self, num_peers: int, num_rows_A: Sequence[int], touches_A: Sequence[int]) -> str:
+        """What is wrong with the transfers at a rank with so many rows and touches; empty: nothing.
 
-    workers: list[PackedTransfers]
-    shards: list[PackedTransfers]
+        `num_rows_A` are the slots or the rows of each arena; only gradients lie at touches.
+        """
+        heads = self.heads.astype(np.int64)
+        if len(heads) % kernels.HEAD or (heads < 0).any():
+            return f"{len(heads)} numbers are no heads of blocks"
+        time, peer, arena, record, *kinds, count = heads.reshape(-1, kernels.HEAD).T
+        bounds = ((time, NUM_TIMES * MAX_CHUNKS), (peer, num_peers), (arena, len(num_rows_A)))
+        for digits, bound in (*bounds, (record, NUM_RECORDS)):
+            if (digits >= bound).any():
+                return f"a block has a time, peer, arena or record of {digits.max()}"
+        if (np.sum(kinds, 0) != count).any() or count.sum() != len(self.indices):
+            return f"blocks of {count.sum()} rows have {len(self.indices)} indices"
+        limits = np.array([num_rows_A, touches_A], np.int64)[
+            (record == GRADIENT).astype(int), arena
+        ]
+        outside = self.indices.view(np.uint32) >= np.repeat(limits, count)  # or below 0
+        return f"it names row {self.indices[outside][0]} of an arena" if outside.any() else ""
+
+
+# The transfers of a step, or of a drain: of all shards, and of all workers.
+TransferSchedule = tuple[list[RankTransfers], list[RankTransfers]]
 
 
 def _by_phase(*times: TransferTime) -> U8:
@@ -151,11 +173,11 @@ def _transfer_entries(
     return entries
 
 
-def _pack(blocks: BlockList) -> list[PackedTransfers]:
+def _pack(blocks: BlockList) -> list[RankTransfers]:
     """Each owner's transfers."""
     block_bounds, index_bounds = blocks.first_block_O.tolist(), blocks.first_index_O.tolist()
     return [
-        PackedTransfers(blocks.head_BH[a:b].ravel(), blocks.index_N[first:last])
+        RankTransfers(blocks.head_BH[a:b].ravel(), blocks.index_N[first:last])
         for (a, b), (first, last) in zip(
             pairwise(block_bounds), pairwise(index_bounds), strict=True
         )
@@ -172,7 +194,7 @@ def _build_schedule(entries: Entries, sharding: RowSharding) -> TransferSchedule
     at_shards = kernels.sort_into_blocks(
         shard_N, worker_N, entries.at_shard_N, entries, BlockShape(shards, workers, arenas)
     )
-    return TransferSchedule(_pack(at_workers), _pack(at_shards))
+    return _pack(at_shards), _pack(at_workers)
 
 
 def schedule_at(

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from embroute.engine import packing
-from embroute.engine.control import ControlMessage
+from embroute.engine.control import ErrorQueue, Received
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
 from embroute.engine.packing import DeferredSends, PendingBlock, RowMessage, blocks_of_step
-from embroute.engine.schedule import RankTransfers, TransferBlock, TransferTime
+from embroute.engine.protocol.messages import (
+    Drain,
+    EvalEnd,
+    Hello,
+    Save,
+    Serve,
+    ShardStep,
+    Stop,
+    refusal,
+)
+from embroute.engine.schedule import CHUNK_COUNTS, BlocksByTime, TransferTime
 from embroute.engine.store import RecordWidths, ShardStore
 from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
+from embroute.launch.rank import COORDINATOR
 from embroute.transport.interface import Channel, PendingMessages
 
 
@@ -41,16 +52,31 @@ class Shard:
         self._urgent: list[PendingBlock] = []
         self._chunks = MAX_CHUNKS
 
-    def step(self, message: ControlMessage) -> None:
+    def run(self, messages: ErrorQueue[Received], save: Callable[[int], None]) -> None:
+        """Obey the coordinator until it ends the job; `save` writes this rank's checkpoint."""
+        while not isinstance((received := messages.get()).message, Stop):
+            message = received.message
+            if isinstance(message, ShardStep):
+                self.meter.message(message.step, received.nbytes)
+                self.step(message)
+            elif isinstance(message, Drain):
+                self.drain(message)
+            elif isinstance(message, Serve):
+                self.serve(message)
+            elif isinstance(message, Save):
+                save(message.step)
+            elif not isinstance(message, Hello | EvalEnd):
+                raise refusal(message, COORDINATOR, "a shard does not expect it")
+
+    def step(self, message: ShardStep) -> None:
         """Both phases before a step: updates come in, then rows go out."""
-        header, heads, indices = message.arrays[:3]
-        step, chunks = (int(number) for number in header)
-        transfers = RankTransfers.read(heads, indices)
+        step, chunks, by_time = message.step, message.chunks, self._blocks(message)
+        if chunks not in CHUNK_COUNTS:
+            raise refusal(message, COORDINATOR, f"it has {chunks} chunks")
         self._begin(step)
-        self.meter.message(step, message.nbytes)
 
         def blocks(time: TransferTime) -> list[PendingBlock]:
-            return blocks_of_step(step, transfers.at(time))
+            return blocks_of_step(step, by_time[time])
 
         with self.meter.during(EARLY_PHASE, step, self.transport):
             deferred = self._lazy.take(step) + self._leaving.take(step)
@@ -67,14 +93,13 @@ class Shard:
         self._lazy.add(step + 2, blocks(TransferTime.LAZY_UPDATE))
         self.meter.steps += 1
 
-    def drain(self, message: ControlMessage) -> None:
+    def drain(self, message: Drain) -> None:
         """Take in all deferred updates, and every update that workers keep."""
-        header, heads, indices = message.arrays[:3]
-        step, transfers = int(header[0]), RankTransfers.read(heads, indices)
-        self._begin(step)
-        with self.meter.during(DRAIN_PHASE, step, self.transport):
+        by_time = self._blocks(message)
+        self._begin(message.step)
+        with self.meter.during(DRAIN_PHASE, message.step, self.transport):
             deferred = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-            pushes = blocks_of_step(step, transfers.at(TransferTime.URGENT_PUSH))
+            pushes = blocks_of_step(message.step, by_time[TransferTime.URGENT_PUSH])
             self._take(self._expect(deferred + pushes))
             self.store.meet(self.transport, self.workers)
         self._urgent, self._chunks = [], MAX_CHUNKS
@@ -84,10 +109,19 @@ class Shard:
         if self.store.stamps is not None:
             self.store.stamps.step = step
 
-    def serve(self, blocks: Sequence[TransferBlock]) -> None:
+    def _blocks(self, message: ShardStep | Drain | Serve) -> BlocksByTime:
+        """The blocks of a message. Refuses rows that this shard does not have."""
+        num_rows_A = [len(rows) for rows in self.store.records]
+        fault = message.transfers.fault(len(self.workers), num_rows_A, num_rows_A)
+        if fault:
+            raise refusal(message, COORDINATOR, fault)
+        return message.transfers.by_time()
+
+    def serve(self, message: Serve) -> None:
         """Send rows outside of a step."""
+        pulls = self._blocks(message)[TransferTime.EARLY_PULL]
         with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
-            self._send(blocks_of_step(packing.OUTSIDE, blocks)).wait()
+            self._send(blocks_of_step(packing.OUTSIDE, pulls)).wait()
 
     def _stream(
         self, pushes: Sequence[PendingBlock], pulls: Sequence[PendingBlock], chunks: int

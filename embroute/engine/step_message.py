@@ -13,12 +13,24 @@ from typing import NamedTuple
 import numpy as np
 
 from embroute.data.batch import Batch
+from embroute.data.schema import Schema
 from embroute.engine.batches import BatchAdapter, MicroBatch
+from embroute.engine.protocol.messages import (
+    NO_FIGURES,
+    EvalBatch,
+    RowsToInit,
+    Serve,
+    ShardStep,
+    StepHeader,
+    TrainBatch,
+    WorkerMessage,
+    refusal,
+)
 from embroute.engine.schedule import (
-    PackedTransfers,
+    CHUNK_COUNTS,
+    BlocksByTime,
     RankTransfers,
     TouchOrder,
-    TransferSchedule,
     TransferTime,
     order_touches,
     schedule_at,
@@ -26,10 +38,11 @@ from embroute.engine.schedule import (
 )
 from embroute.engine.sharding import RowSharding
 from embroute.engine.transfer_kernels import renumber
-from embroute.kernels.array_types import F32, I32, I64, Array
+from embroute.kernels.array_types import F32, I32, I64
 from embroute.kernels.codes import EARLY, MISS_PULL, VALUE
 from embroute.kernels.distinct import distinct
 from embroute.kernels.touches import Lookups, touches
+from embroute.launch.rank import COORDINATOR
 from embroute.planner.kernels.transfers import Transfers
 from embroute.planner.plan import Plan
 
@@ -38,59 +51,12 @@ EPOCH_ENDS, EVAL_FOLLOWS, FINAL_EVAL = 1, 2, 4
 _NONE = np.empty(0, np.int32)
 
 
-class StepHeader(NamedTuple):
-    """Numbers of a step that every worker receives."""
-
-    step: int
-    global_samples: int
-    num_samples: int  # of this worker
-    flags: int = 0
-    hits: int = 0
-    touches: int = 0
-    chunks: int = 1  # of the urgent pushes and late pulls before the step
-
-
-class RowsToInit(NamedTuple):
-    """Rows that no step has trained yet, which a worker computes from the seed."""
-
-    slots: I32  # of their arenas
-    rows: I32
-
-
-class ShardMessage(NamedTuple):
-    """The arrays of a shard's message, in the order of the wire."""
-
-    header: I64  # the step, and the number of chunks
-    heads: I32
-    indices: I32
-
-
-class WorkerMessage(NamedTuple):
-    """The arrays of a worker's message, in the order of the wire."""
-
-    header: I64  # a StepHeader
-    heads: I32  # with `indices` a PackedTransfers
-    indices: I32
-    sizes: I32  # by arena: touches to update locally; then all touches; then replicas
-    slots: I32  # of touches, arena by arena
-    replica_slots: I32
-    replica_touches: I32
-    init_slots: I32
-    init_rows: I32
-    touch_L: I32
-    bag_lengths: I32
-    dense: F32
-    label: F32
-    row_ids: I32  # empty unless the adapter sends ids
-    figures: I64  # bytes moved, for a display; empty without one
-
-
 @dataclass(frozen=True)
 class WorkerStep:
     """A step as a worker computes it."""
 
     header: StepHeader
-    transfers: RankTransfers
+    transfers: BlocksByTime
     local_A: list[int]  # touches that this worker updates itself: the first ones of each arena
     slot_AT: list[I32]
     replica_slot_AU: list[I32]
@@ -156,38 +122,32 @@ class _TouchLists(NamedTuple):
     replica_touch_A: list[I32]
     to_init: RowsToInit
     touch_L: I32
+    figures: I64 = NO_FIGURES
 
 
 def _worker_message(
-    header: StepHeader, transfers: PackedTransfers, lists: _TouchLists, samples: SampleSlice
+    header: StepHeader, transfers: RankTransfers, lists: _TouchLists, samples: SampleSlice
 ) -> WorkerMessage:
-    sizes = [
+    counts = [
         lists.local_A,
         [len(slots) for slots in lists.slot_A],
         [len(slots) for slots in lists.replica_slot_A],
     ]
     return WorkerMessage(
-        header=np.array(header, np.int64),
-        heads=transfers.heads,
-        indices=transfers.indices,
-        sizes=np.array(sizes, np.int32).ravel(),
-        slots=np.concatenate(lists.slot_A),
-        replica_slots=np.concatenate(lists.replica_slot_A),
-        replica_touches=np.concatenate(lists.replica_touch_A),
-        init_slots=lists.to_init.slots,
-        init_rows=lists.to_init.rows,
+        header=header._replace(num_samples=samples.num_samples),
+        transfers=transfers,
+        counts=np.array(counts, np.int32).ravel(),
+        slots_T=np.concatenate(lists.slot_A),
+        replica_slots_U=np.concatenate(lists.replica_slot_A),
+        replica_touches_U=np.concatenate(lists.replica_touch_A),
+        to_init=lists.to_init,
         touch_L=lists.touch_L,
         bag_lengths=samples.bag_lengths,
         dense=samples.dense.ravel(),
-        label=samples.label,
+        label=np.asarray(samples.label, np.float32),
         row_ids=samples.rows.astype(np.int32),
-        figures=np.empty(0, np.int64),
+        figures=lists.figures,
     )
-
-
-def _shard_messages(step: int, schedule: TransferSchedule, chunks: int = 1) -> list[ShardMessage]:
-    header = np.array([step, chunks], np.int64)
-    return [ShardMessage(header, *transfers) for transfers in schedule.shards]
 
 
 def _replicas(plan: Plan, order: TouchOrder, sharding: RowSharding) -> list[tuple[I32, I32]]:
@@ -218,11 +178,11 @@ def _rows_to_init(plan: Plan, sharding: RowSharding) -> list[RowsToInit]:
 
 
 def step_messages(
-    plan: Plan, sharding: RowSharding, adapter: BatchAdapter, flags: int
-) -> tuple[list[ShardMessage], list[WorkerMessage]]:
-    """Messages of a step for all shards and all workers."""
+    plan: Plan, sharding: RowSharding, adapter: BatchAdapter, flags: int, figures: I64 = NO_FIGURES
+) -> tuple[list[ShardStep], list[TrainBatch]]:
+    """Messages of a step for all shards and all workers; the first worker gets the figures."""
     order = order_touches(plan, sharding)
-    schedule = step_schedule(plan, order.number_T, sharding)
+    to_shards, to_workers = step_schedule(plan, order.number_T, sharding)
     number_L = renumber(order.number_T, plan.touches.touch_of_lookup)
     replicas, to_init = _replicas(plan, order, sharding), _rows_to_init(plan, sharding)
     slices = split_batch(plan.now.batch, plan.touches.sample_order_S, plan.samples_W, adapter)
@@ -237,15 +197,15 @@ def step_messages(
             replica_touch_A=[touch_UW[:, worker] for _, touch_UW in replicas],
             to_init=to_init[worker],
             touch_L=number_L[samples.lookups],
+            figures=NO_FIGURES if worker else figures,
         )
-        own_header = header._replace(num_samples=samples.num_samples)
-        workers.append(_worker_message(own_header, schedule.workers[worker], lists, samples))
-    return _shard_messages(plan.step, schedule, plan.chunks), workers
+        workers.append(TrainBatch(_worker_message(header, to_workers[worker], lists, samples)))
+    return [ShardStep(plan.step, plan.chunks, transfers) for transfers in to_shards], workers
 
 
 def evaluation_messages(
     batch: Batch, header: StepHeader, sharding: RowSharding, adapter: BatchAdapter
-) -> tuple[list[ShardMessage], list[WorkerMessage]]:
+) -> tuple[list[Serve], list[EvalBatch]]:
     """Messages of an evaluation batch: samples in even blocks, rows pulled past the caches."""
     workers, arenas = sharding.num_workers, sharding.num_arenas
     worker_S = (np.arange(len(batch)) * workers // max(1, len(batch))).astype(np.int32)
@@ -270,7 +230,8 @@ def evaluation_messages(
         record=np.full(len(rows_T), VALUE, np.uint8),
         phase=np.full(len(rows_T), EARLY, np.uint8),
     )
-    schedule = schedule_at(TransferTime.EARLY_PULL, transfers, sharding)
+    to_shards, to_workers = schedule_at(TransferTime.EARLY_PULL, transfers, sharding)
+    header = header._replace(global_samples=len(batch))
     number_L = np.where(touched.touch_of_lookup >= 0, number_T[touched.touch_of_lookup], -1)
     counts_WA = np.bincount(box_T, minlength=workers * arenas).reshape(workers, arenas)
     samples_W = np.bincount(worker_S, minlength=workers)
@@ -284,9 +245,8 @@ def evaluation_messages(
             to_init=RowsToInit(_NONE, _NONE),
             touch_L=number_L[part.lookups].astype(np.int32),
         )
-        own_header = header._replace(global_samples=len(batch), num_samples=part.num_samples)
-        messages.append(_worker_message(own_header, schedule.workers[worker], lists, part))
-    return _shard_messages(header.step, schedule), messages
+        messages.append(EvalBatch(_worker_message(header, to_workers[worker], lists, part)))
+    return [Serve(header.step, transfers) for transfers in to_shards], messages
 
 
 def _number_in_box(box: I64, num_boxes: int) -> I32:
@@ -298,40 +258,100 @@ def _number_in_box(box: I64, num_boxes: int) -> I32:
     return numbers
 
 
-def read_worker_step(arrays: Sequence[Array], num_arenas: int, adapter: BatchAdapter) -> WorkerStep:
-    """A worker's step out of the arrays of its message."""
-    message = WorkerMessage._make(arrays)
-    header = StepHeader(*message.header.tolist())
-    local, touched, replicas = message.sizes.reshape(3, num_arenas).tolist()
-    micro_batch = _micro_batch(header.num_samples, message, adapter)
-    touch_L = np.asarray(message.touch_L, np.int32)
-    if not header.num_samples:
+def read_worker_step(
+    message: TrainBatch | EvalBatch, rows_A: Sequence[int], num_shards: int, adapter: BatchAdapter
+) -> WorkerStep:
+    """A worker's step. Refuses a message with a row beyond the cache's `rows_A` of each arena."""
+    work = message.work
+    fault = _fault(message, rows_A, num_shards, adapter)
+    if fault:
+        raise refusal(message, COORDINATOR, fault)
+    local, touched, replicas = work.counts.reshape(3, -1).tolist()
+    micro_batch = _micro_batch(work, adapter)
+    touch_L = work.touch_L
+    if not work.header.num_samples:
         touch_L = np.full(len(micro_batch.ids), -1, np.int32)
     return WorkerStep(
-        header=header,
-        transfers=RankTransfers.read(message.heads, message.indices),
+        header=work.header,
+        transfers=work.transfers.by_time(),
         local_A=local,
-        slot_AT=_cut(message.slots, touched),
-        replica_slot_AU=_cut(message.replica_slots, replicas),
-        replica_touch_AU=_cut(message.replica_touches, replicas),
-        to_init=RowsToInit(
-            np.asarray(message.init_slots, np.int32), np.asarray(message.init_rows, np.int32)
-        ),
+        slot_AT=_cut(work.slots_T, touched),
+        replica_slot_AU=_cut(work.replica_slots_U, replicas),
+        replica_touch_AU=_cut(work.replica_touches_U, replicas),
+        to_init=work.to_init,
         touch_L=touch_L,
         micro_batch=micro_batch,
-        figures=np.asarray(message.figures, np.int64),
+        figures=work.figures,
     )
 
 
-def _cut(numbers: Array, counts: Sequence[int]) -> list[I32]:
+def _below(numbers: I32, limit: int | I64, least: int = 0) -> bool:
+    """Whether all numbers are at least `least` and below their limit."""
+    if not len(numbers):
+        return True
+    return bool(numbers.min() >= least and (numbers < limit).all())
+
+
+def _fault(
+    message: TrainBatch | EvalBatch, rows_A: Sequence[int], num_shards: int, adapter: BatchAdapter
+) -> str:
+    """What is wrong with a worker's message; empty: nothing."""
+    work, schema = message.work, adapter.schema
+    if len(work.counts) != 3 * len(rows_A) or (work.counts < 0).any():
+        return f"{len(work.counts)} counts for {len(rows_A)} arenas"
+    local_A, touched_A, replicas_A = work.counts.reshape(3, -1).astype(np.int64)
+    in_cache = isinstance(message, TrainBatch)  # held-out rows lie in the message's own order
+    limit_A = np.array(rows_A, np.int64) if in_cache else touched_A
+    facts = {
+        "chunks": work.header.chunks in CHUNK_COUNTS,
+        "touches": (local_A <= touched_A).all() and len(work.slots_T) == touched_A.sum(),
+        "replicas": len(work.replica_slots_U) == len(work.replica_touches_U) == replicas_A.sum(),
+        "rows to initialise": len(work.to_init.slots) == len(work.to_init.rows),
+        **_sample_facts(work, adapter, schema),
+    }
+    wrong = [name for name, holds in facts.items() if not holds]
+    if wrong:
+        return f"its numbers of {wrong[0]} contradict each other"
+    ranges = {
+        "slots": _below(work.slots_T, np.repeat(limit_A, touched_A)),
+        "slots of replicas": _below(work.replica_slots_U, np.repeat(limit_A, replicas_A)),
+        "replicas": _below(work.replica_touches_U, np.repeat(touched_A, replicas_A), -1),
+        "slots to initialise": _below(work.to_init.slots, int(limit_A.max())),
+        "rows to initialise": _below(work.to_init.rows, schema.num_rows),
+        "look-ups": _below(work.touch_L, int(touched_A.max()), -1),
+        "row ids": _below(work.row_ids, schema.num_rows, -1),
+    }
+    wrong = [name for name, holds in ranges.items() if not holds]
+    if wrong:
+        return f"its {wrong[0]} are out of range"
+    return work.transfers.fault(num_shards, limit_A.tolist(), touched_A.tolist())
+
+
+def _sample_facts(work: WorkerMessage, adapter: BatchAdapter, schema: Schema) -> dict[str, bool]:
+    """Whether the sizes of a worker's samples fit each other, by what they count."""
+    samples = work.header.num_samples
+    bags = samples * schema.num_fields
+    lookups = int(work.bag_lengths.sum(dtype=np.int64)) if schema.has_bags else bags
+    return {
+        "samples": 0 <= samples <= work.header.global_samples,
+        "bags": len(work.bag_lengths) == (bags if schema.has_bags else 0)
+        and _below(work.bag_lengths, lookups + 1),
+        "look-ups": len(work.touch_L) == lookups,
+        "dense columns": len(work.dense) == samples * adapter.num_columns,
+        "labels": len(work.label) in (0, samples),
+        "row ids": len(work.row_ids) == (lookups if adapter.sends_ids else 0),
+    }
+
+
+def _cut(numbers: I32, counts: Sequence[int]) -> list[I32]:
     """Cut an array into lists of these lengths."""
     bounds = pairwise(accumulate(counts, initial=0))
-    return [np.asarray(numbers[first:last], np.int32) for first, last in bounds]
+    return [numbers[first:last] for first, last in bounds]
 
 
-def _micro_batch(num_samples: int, message: WorkerMessage, adapter: BatchAdapter) -> MicroBatch:
+def _micro_batch(message: WorkerMessage, adapter: BatchAdapter) -> MicroBatch:
     """A worker's samples. Without any, one blank sample: the user's loop runs at every step."""
-    schema = adapter.schema
+    schema, num_samples = adapter.schema, message.header.num_samples
     if not num_samples:
         offsets = np.concatenate([[0], np.cumsum(adapter.empty_sample())]).astype(np.int64)
         return MicroBatch(
@@ -351,8 +371,8 @@ def _micro_batch(num_samples: int, message: WorkerMessage, adapter: BatchAdapter
         ids = np.where(rows < 0, -1, rows - schema.first_rows[table])
     return MicroBatch(
         num_samples=num_samples,
-        dense=np.asarray(message.dense, np.float32).reshape(num_samples, -1),
-        label=np.asarray(message.label, np.float32),
+        dense=message.dense.reshape(num_samples, -1),
+        label=message.label,
         offsets=offsets,
         ids=ids,
     )

@@ -1,25 +1,43 @@
-"""A worker's row transfers: fill the cache before each step, and push updates after it.
+"""A worker: its transfers of rows, and the thread that obeys the coordinator.
 
-The user's loop computes; beside it the early phase of the next step runs in a thread.
+They fill the cache before each step, and push updates after it. The user's loop computes; beside it
+the early phase of the next step runs in the thread.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from embroute.engine import packing
+from embroute.engine import control, packing
+from embroute.engine.batches import BatchAdapter
+from embroute.engine.control import ErrorQueue, Received
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
 from embroute.engine.packing import ArrivedBlock, DeferredSends, PendingBlock, StagedBlock
 from embroute.engine.packing import blocks_of_step as blocks_of
-from embroute.engine.schedule import RankTransfers, TransferBlock, TransferTime
-from embroute.engine.step_message import RowsToInit, WorkerStep
+from embroute.engine.protocol.messages import (
+    Drain,
+    EvalBatch,
+    EvalEnd,
+    Hello,
+    Refill,
+    RowsToInit,
+    Save,
+    Stop,
+    TrainBatch,
+    refusal,
+)
+from embroute.engine.schedule import BlocksByTime, TransferBlock, TransferTime
+from embroute.engine.step_message import WorkerStep, read_worker_step
 from embroute.engine.store import CacheStore
 from embroute.kernels.codes import MAX_CHUNKS
 from embroute.kernels.rows import Floats
+from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.setup import Setup
 from embroute.transport.interface import Channel, Message, PendingMessages
@@ -56,28 +74,28 @@ class WorkerTransfers:
         self._chunks = MAX_CHUNKS
         self._rates: dict[int, float] = {}  # learning rates of the last steps
 
-    def early(self, step: int, transfers: RankTransfers) -> None:
+    def early(self, step: int, transfers: BlocksByTime) -> None:
         """Beside the compute of the step before: move rows that this compute does not use."""
         began = time.perf_counter()
         with self.meter.during(EARLY_PHASE, step, self.transport):
             # Rows to evict are copied out first: pulls of this phase overwrite their slots.
-            leaving = self._stage(step, transfers.at(TransferTime.EARLY_LEAVE))
+            leaving = self._stage(step, transfers[TransferTime.EARLY_LEAVE])
             pushes = self._lazy.take(step) + self._leaving.take(step)
-            pushes += _unstaged(step, transfers.at(TransferTime.EARLY_PUSH))
-            self._move(pushes, blocks_of(step, transfers.at(TransferTime.EARLY_PULL)))
+            pushes += _unstaged(step, transfers[TransferTime.EARLY_PUSH])
+            self._move(pushes, blocks_of(step, transfers[TransferTime.EARLY_PULL]))
             self._leaving.add(step + 1, leaving)
         self.meter.span(EARLY_PHASE, step, began)
 
-    def urgent(self, step: int, transfers: RankTransfers, chunks: int) -> None:
+    def urgent(self, step: int, transfers: BlocksByTime, chunks: int) -> None:
         """Between two computes: push updates that others wait for, pull rows that waited for them.
 
         A chunk of pulls may arrive while the next chunks of pushes leave.
         """
         began = time.perf_counter()
         with self.meter.during(URGENT_PHASE, step, self.transport):
-            leaving = self._stage(step, transfers.at(TransferTime.URGENT_LEAVE))
-            pushes = self._urgent + _unstaged(step, transfers.at(TransferTime.URGENT_PUSH))
-            pulls = blocks_of(step, transfers.at(TransferTime.LATE_PULL))
+            leaving = self._stage(step, transfers[TransferTime.URGENT_LEAVE])
+            pushes = self._urgent + _unstaged(step, transfers[TransferTime.URGENT_PUSH])
+            pulls = blocks_of(step, transfers[TransferTime.LATE_PULL])
             # Chunks nest, so the smaller number of both plans cuts the blocks of both.
             common = min(chunks, self._chunks)
             pairs = zip(
@@ -114,18 +132,18 @@ class WorkerTransfers:
             slots = work.slot_AT[arena][:count]
             self.store.apply(arena, slots, grads[arena][:count], work.step)
         urgent, lazy = (
-            self._stage(work.step, work.transfers.at(update), grads)
+            self._stage(work.step, work.transfers[update], grads)
             for update in (TransferTime.URGENT_UPDATE, TransferTime.LAZY_UPDATE)
         )
         self._urgent = urgent
         self._lazy.add(work.step + 2, lazy)
         self.meter.seconds["update"] += time.perf_counter() - began
 
-    def drain(self, step: int, transfers: RankTransfers) -> None:
+    def drain(self, step: int, transfers: BlocksByTime) -> None:
         """Push every update to its shard."""
         with self.meter.during(DRAIN_PHASE, step, self.transport):
             pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-            self._move(pushes + _unstaged(step, transfers.at(TransferTime.URGENT_PUSH)), [])
+            self._move(pushes + _unstaged(step, transfers[TransferTime.URGENT_PUSH]), [])
             self.store.meet(self.transport, self.shards)
         self._urgent, self._chunks = [], MAX_CHUNKS
 
@@ -140,10 +158,10 @@ class WorkerTransfers:
         in_flight.messages.release()
         return copies
 
-    def refill(self, transfers: RankTransfers) -> None:
+    def refill(self, transfers: BlocksByTime) -> None:
         """Put copies back into their slots, after a resume."""
         with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
-            self._move([], blocks_of(packing.OUTSIDE, transfers.blocks))
+            self._move([], blocks_of(packing.OUTSIDE, transfers[TransferTime.EARLY_PULL]))
 
     def _stage(
         self, step: int, blocks: Sequence[TransferBlock], grads: Sequence[Floats] = ()
@@ -200,3 +218,101 @@ class WorkerTransfers:
 def _unstaged(step: int, blocks: Sequence[TransferBlock]) -> list[StagedBlock]:
     """Blocks whose rows are read when they leave."""
     return [StagedBlock(pending) for pending in blocks_of(step, blocks)]
+
+
+class HeldOutStep(NamedTuple):
+    """Held-out samples of this worker, and their rows by arena."""
+
+    step: WorkerStep
+    rows_A: list[Floats]
+
+
+LoopEvent = WorkerStep | HeldOutStep | EvalEnd | Save | Stop
+
+
+@dataclass
+class PrefetchThread:
+    """The thread that obeys the coordinator and moves rows, ahead of the user's loop."""
+
+    rank: RankContext
+    transfers: WorkerTransfers
+    adapter: BatchAdapter
+    learn_spec: Callable[[str], None]  # takes the shape of batches
+
+    def __post_init__(self) -> None:
+        self.events: ErrorQueue[LoopEvent] = ErrorQueue()  # from this thread to the loop
+        self.computed: ErrorQueue[int] = ErrorQueue()  # from the loop: steps that are updated
+        self.stop_requested = threading.Event()
+        self._computing = False
+
+    def start(self) -> None:
+        """Begin to receive messages."""
+        control.start_thread("rows", self._run, self.events)
+
+    def _run(self) -> None:
+        messages = control.listen(self.rank.control, self.stop_requested)
+        while not isinstance((received := messages.get()).message, Stop):
+            self._obey(received)
+        self.events.put(received.message)
+
+    def _obey(self, received: Received) -> None:
+        message = received.message
+        if isinstance(message, TrainBatch):
+            self.transfers.meter.message(message.step, received.nbytes)
+            self._prefetch(message)
+        elif isinstance(message, Drain):
+            self._wait_for_compute()
+            self.transfers.drain(message.step, self._blocks(message))
+        elif isinstance(message, EvalBatch):
+            self._prefetch_evaluation(message)
+        elif isinstance(message, EvalEnd | Save):
+            # The user's optimizer has not stepped yet: the loop itself saves, before its next step.
+            self.events.put(message)
+        elif isinstance(message, Refill):
+            self.transfers.refill(self._blocks(message))
+        elif isinstance(message, Hello):
+            self.learn_spec(message.text)
+        else:
+            raise refusal(message, COORDINATOR, "a worker does not expect it")
+
+    def _blocks(self, message: Drain | Refill) -> BlocksByTime:
+        """The blocks of a message. Refuses slots that the cache does not have."""
+        num_slots_A = [len(slots) for slots in self.transfers.store.records]
+        no_touches = [0] * len(num_slots_A)
+        fault = message.transfers.fault(len(self.rank.shards), num_slots_A, no_touches)
+        if fault:
+            raise refusal(message, COORDINATOR, fault)
+        return message.transfers.by_time()
+
+    def _read_step(self, message: TrainBatch | EvalBatch) -> WorkerStep:
+        num_slots_A = [len(slots) for slots in self.transfers.store.records]
+        return read_worker_step(message, num_slots_A, len(self.rank.shards), self.adapter)
+
+    def _prefetch(self, message: TrainBatch) -> None:
+        step = self._read_step(message)
+        # Early transfers move rows that the step in progress does not use, so they run beside it.
+        # Urgent transfers push its updates, or pull rows that wait for these updates.
+        self.transfers.early(step.step, step.transfers)
+        self._wait_for_compute()
+        self.transfers.urgent(step.step, step.transfers, step.header.chunks)
+        self.transfers.init_rows(step.to_init)
+        self._computing = True
+        self.events.put(step)
+
+    def _prefetch_evaluation(self, message: EvalBatch) -> None:
+        step = self._read_step(message)
+        # Held-out rows bypass the cache, so an evaluation does not change it.
+        rows_A = [
+            np.zeros((len(slots), width), self.transfers.widths.dtype)
+            for slots, width in zip(step.slot_AT, self.transfers.widths.values, strict=True)
+        ]
+        blocks = step.transfers[TransferTime.EARLY_PULL]
+        for block, rows in zip(blocks, self.transfers.fetch(blocks), strict=True):
+            rows_A[block.arena][block.indices] = rows
+        self.events.put(HeldOutStep(step, rows_A))
+
+    def _wait_for_compute(self) -> None:
+        """Wait until the loop has applied the updates of the step that it computes."""
+        if self._computing:
+            self.computed.get()
+        self._computing = False

@@ -10,11 +10,13 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from embroute.config.spec import one_line
 from embroute.transport.interface import LostPeerError
 from embroute.transport.job_store import FOLDER, attempt
 
@@ -81,12 +83,17 @@ def install_exit_hooks(name: str) -> None:
         if isinstance(error, KeyboardInterrupt):
             exit_with_reason(name, "interrupted", 128 + signal.SIGINT)
         previous_hook(kind, error, trace)
-        exit_with_reason(name, "ended by the error above", OWN_ERROR)
+        exit_with_reason(name, error_line(error), OWN_ERROR)
 
     sys.excepthook = hook
     main = threading.current_thread() is threading.main_thread()  # only it may set handlers
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, _: _exit_soon(name, number))
+
+
+def error_line(error: BaseException) -> str:
+    """The last line of an error's traceback, in one line."""
+    return one_line("".join(traceback.format_exception_only(error)).strip())
 
 
 def _exit_soon(name: str, number: int) -> None:

@@ -68,8 +68,10 @@ class Failure:
         """One line."""
         if self.reason:
             return self.reason
-        cause = f"exit code {self.code}" if self.code >= 0 else f"signal {-self.code}"
-        return f"the run failed: {self.name} ended first ({cause})"
+        if self.code < 0:
+            return f"the run failed: {self.name} ended first (signal {-self.code})"
+        above = f"exit code {self.code}; its messages are above"
+        return f"the run failed: {self.name} ended first ({above})"
 
     def by_signal(self, numbers: Sequence[int]) -> bool:
         """Whether signals to the launcher explain the end of this rank."""
@@ -220,12 +222,20 @@ class RankProcesses:
             process.wait()
 
     def _failure(self) -> Failure | None:
-        """The first rank that failed by itself, else the first that lost another rank."""
-        failed = [rank for rank in self._ended if self._processes[rank].returncode]
-        if not failed:
-            return None
-        codes = {rank: self._processes[rank].returncode for rank in failed}
-        first = next((rank for rank in failed if codes[rank] not in _FOLLOWERS), failed[0])
-        path = reason_file(Path(self._shared[FOLDER]), int(self._shared[RESTART]), first)
-        reason = path.read_text() if path.exists() else ""
-        return Failure(self._names[first], codes[first], reason)
+        """The first rank that failed by itself, else the first that lost another rank.
+
+        A rank that says why it ended goes before one that does not, unless a signal killed that.
+        """
+        ended = [(rank, self._processes[rank].returncode) for rank in self._ended]
+        failures = [
+            Failure(self._names[rank], code, self._reason(rank)) for rank, code in ended if code
+        ]
+        causes = [failure for failure in failures if failure.code not in _FOLLOWERS] or failures
+        if causes and not causes[0].reason and causes[0].code > 0:
+            causes = [failure for failure in causes if failure.reason] or causes
+        return causes[0] if causes else None
+
+    def _reason(self, rank: int) -> str:
+        """Why a rank ended, as it says itself; perhaps nothing."""
+        path = reason_file(Path(self._shared[FOLDER]), int(self._shared[RESTART]), rank)
+        return path.read_text() if path.exists() else ""

@@ -1,4 +1,4 @@
-"""Initial values of embedding rows: a function of seed, table and row number alone."""
+"""Initial values of embedding rows: functions of seed, table and row (loop: `kernels/rows.py`)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,14 +31,13 @@ from embroute.checkpoint.planner_state import first_random_state, from_seed, sam
 from embroute.checkpoint.rank_files import check_identity, load_shard, load_tables, save_shard
 from embroute.checkpoint.strict_json import Json
 from embroute.engine import control
-from embroute.engine.control import Verb
+from embroute.engine.control import broadcast_text
 from embroute.engine.coordinator import Coordinator, EventSchedule
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
-from embroute.engine.schedule import RankTransfers, TransferTime
 from embroute.engine.shard import Shard
 from embroute.engine.store import CacheStore, ShardStore, rows_of_shard, shared_tables
-from embroute.engine.worker import WorkerTransfers
+from embroute.engine.worker import PrefetchThread, WorkerTransfers
 from embroute.kernels.codes import DELTA
 from embroute.kernels.rows import Floats, scatter
 from embroute.launch.rank import RankContext
@@ -45,8 +45,9 @@ from embroute.models.initial_rows import initial_rows
 from embroute.nn.dense import Dense
 from embroute.nn.job import TrainingJob, describe_job, join_job
 from embroute.nn.prepared import Loader, Prepared, check_loop_finished
-from embroute.nn.session import PrefetchThread, WorkerSession
+from embroute.nn.session import WorkerSession
 from embroute.nn.settings import Settings, cache_size, check_loader, check_settings
+from embroute.nn.tensor_batches import TensorAdapter
 from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
 from embroute.planner.state import State
@@ -94,10 +95,12 @@ def prepare(
         check_loader(loader)
         job = replace(job, run_id=new_run_id())
         with _locked(job) as lock:
-            job, resume = _agree_on_start(job)
-            meter = _run_coordinator(job, loader, resume, lock)
+            job, path = _agree_on_start(job)
+            meter = _run_coordinator(job, loader, path, lock)
         return Prepared(model, optimizer, Loader(None), meter)
-    job, resume = _agree_on_start(job)
+    job, path = _agree_on_start(job)
+    job = _agree_on_caches(job)
+    resume = _resume_point(job, path)
     if rank.role == "shard":
         shard = _run_shard(job, resume)
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
@@ -119,34 +122,49 @@ def _locked(job: TrainingJob) -> Iterator[FolderLock | None]:
         yield lock
 
 
-def _agree_on_start(job: TrainingJob) -> tuple[TrainingJob, ResumePoint | None]:
+def _agree_on_start(job: TrainingJob) -> tuple[TrainingJob, Path | None]:
     """The job with its run id, and the checkpoint that every rank starts from."""
     folder = None if job.checkpoints is None else job.checkpoints.folder
     flags = {name: bool(job.settings.get(name)) for name in ("resume", "fall_back")}
     path, run_id, _ = agree_on_start(job.rank, folder, job.run_id, **flags)
-    job = replace(job, run_id=run_id)
+    return replace(job, run_id=run_id), path
+
+
+def _agree_on_caches(job: TrainingJob) -> TrainingJob:
+    """The job with the rows of a step, which only the coordinator knows, if caches need them."""
+    if job.setup.cache.unit != "auto":
+        return job
+    rank, rows_A = job.rank, job.setup.step_rows_A.tolist()
+    text = broadcast_text(rank.name, rank.peers, rank.control, json.dumps(rows_A))
+    return replace(job, setup=replace(job.setup, step_rows=tuple(json.loads(text))))
+
+
+def _resume_point(job: TrainingJob, path: Path | None) -> ResumePoint | None:
+    """The checkpoint at a path, checked; None without a path."""
     if path is None:
-        return job, None
+        return None
     manifest = read_manifest(path)
     check_identity(manifest.identity, job.identity, path)
     shape = (job.rank.num_workers, job.rank.num_shards, job.policy.name)
     same_shape = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
-    return job, ResumePoint(path, same_shape and same_caches(path, job.setup))
+    return ResumePoint(path, same_shape and same_caches(path, job.setup))
 
 
 def _run_coordinator(
-    job: TrainingJob, loader: Iterable[object], resume: ResumePoint | None, lock: FolderLock | None
+    job: TrainingJob, loader: Iterable[object], path: Path | None, lock: FolderLock | None
 ) -> Meter:
     """Serve as the coordinator until training ends."""
     random = torch.get_rng_state()
-    if resume is not None:
+    if path is not None:
         # The loader must shuffle as it did in the run that saved: it starts from the same state.
-        random = first_random_state(resume.path)
+        random = first_random_state(path)
         torch.set_rng_state(random)
     batches = _open_loader(job, loader)
     spec = job.adapter.infer_spec(batches.first)
     batch_size = len(job.adapter.batch(batches.first))
     setup = replace(job.setup, schema=job.adapter.schema, batch_size=batch_size)
+    job = _agree_on_caches(replace(job, setup=setup))
+    setup, resume = job.setup, _resume_point(job, path)
     if resume is not None and not from_seed(resume.path, setup.seed):
         setup = replace(setup, seeded=False)
     state = _first_state(job, setup, batches.counted)
@@ -254,18 +272,13 @@ def _run_shard(job: TrainingJob, resume: ResumePoint | None) -> Shard:
     shard = Shard(store, widths, rank.rows, rank.workers, job.new_meter())
     messages = control.listen(rank.control)
     summing = control.start_thread("allreduce", lambda: _serve_sums(rank), messages)
-    while (message := messages.get()).verb != Verb.STOP:
-        if message.verb == Verb.STEP:
-            shard.step(message)
-        elif message.verb == Verb.DRAIN:
-            shard.drain(message)
-        elif message.verb in (Verb.EVAL_BATCH, Verb.REFILL):
-            _, heads, index = message.arrays
-            shard.serve(RankTransfers.read(heads, index).at(TransferTime.EARLY_PULL))
-        elif message.verb == Verb.SAVE:
-            assert job.checkpoints is not None
-            folder = job.checkpoints.partial(int(message.arrays[0].tolist()[0]))
-            send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
+
+    def save(step: int) -> None:
+        assert job.checkpoints is not None
+        folder = job.checkpoints.partial(step)
+        send_reply(rank.replies, [save_shard(folder, store, sharding, rank.index)])
+
+    shard.run(messages, save)
     # Workers end the sums only after they have received the same STOP.
     summing.join(LEAVE_S)
     return shard
@@ -321,7 +334,13 @@ def _start_worker(job: TrainingJob, resume: ResumePoint | None) -> WorkerSession
         assert job.checkpoints is not None
         send_reply(rank.replies, checkpoint.save(job.checkpoints.partial(step)))
 
-    prefetch = PrefetchThread(rank, transfers, job.adapter, job.layers)
+    def learn_spec(spec: str) -> None:
+        job.adapter.load_spec(spec)
+        if isinstance(job.adapter, TensorAdapter):
+            for layer in job.layers:
+                layer.set_calls(job.adapter.calls)
+
+    prefetch = PrefetchThread(rank, transfers, job.adapter, learn_spec)
     session = WorkerSession(prefetch, job.lookup_context, dense, job.rate, save)
     prefetch.start()
     return session

@@ -1,148 +1,23 @@
-"""A worker's session: the prefetch thread, the loop over its samples, and the backward pass."""
+"""A worker's session: the loop over its samples, and the backward pass."""
 
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from embroute.engine import control
-from embroute.engine.batches import BatchAdapter
-from embroute.engine.control import ControlMessage, ErrorQueue, Verb
 from embroute.engine.optim import Rate
-from embroute.engine.schedule import RankTransfers
-from embroute.engine.step_message import (
-    EPOCH_ENDS,
-    EVAL_FOLLOWS,
-    FINAL_EVAL,
-    WorkerStep,
-    read_worker_step,
-)
-from embroute.engine.worker import WorkerTransfers
+from embroute.engine.protocol.messages import EvalEnd, Save, Stop
+from embroute.engine.step_message import EPOCH_ENDS, EVAL_FOLLOWS, FINAL_EVAL, WorkerStep
+from embroute.engine.worker import HeldOutStep, LoopEvent, PrefetchThread
 from embroute.kernels.array_types import I32, I64
 from embroute.kernels.rows import Floats, gather
-from embroute.launch.rank import RankContext
 from embroute.nn.dense import Dense
-from embroute.nn.embedding import LookupContext, RoutedLayer, StepLookups
+from embroute.nn.embedding import LookupContext, StepLookups
 from embroute.nn.tensor_batches import TensorAdapter
-
-
-class EvalBatch(NamedTuple):
-    """Held-out samples of this worker, and their rows by arena."""
-
-    step: WorkerStep
-    rows_A: list[Floats]
-
-
-class EvalEnd(NamedTuple):
-    """The end of an evaluation."""
-
-
-class SaveRequest(NamedTuple):
-    """Save a checkpoint of the state after this number of steps."""
-
-    step: int
-
-
-class StopRequest(NamedTuple):
-    """The end of the job; at the first worker with the figures of the final drain."""
-
-    figures: I64 | None
-
-
-LoopEvent = WorkerStep | EvalBatch | EvalEnd | SaveRequest | StopRequest
-
-
-@dataclass
-class PrefetchThread:
-    """The thread that obeys the coordinator and moves rows, ahead of the user's loop."""
-
-    rank: RankContext
-    transfers: WorkerTransfers
-    adapter: BatchAdapter
-    layers: Sequence[RoutedLayer]
-
-    def __post_init__(self) -> None:
-        self.events: ErrorQueue[LoopEvent] = ErrorQueue()  # from this thread to the loop
-        self.computed: ErrorQueue[int] = ErrorQueue()  # from the loop: steps that are updated
-        self.stop_requested = threading.Event()
-        self._computing = False
-
-    def start(self) -> None:
-        """Begin to receive messages."""
-        control.start_thread("rows", self._run, self.events)
-
-    def _run(self) -> None:
-        messages = control.listen(self.rank.control, self.stop_requested)
-        while (message := messages.get()).verb != Verb.STOP:
-            self._handle(message)
-        figures = message.arrays[0].astype(np.int64) if message.arrays else None
-        self.events.put(StopRequest(figures))
-
-    def _handle(self, message: ControlMessage) -> None:
-        if message.verb == Verb.HELLO:
-            self._load_spec(message)
-        elif message.verb == Verb.STEP:
-            self._prefetch(message)
-        elif message.verb == Verb.DRAIN:
-            self._wait_for_compute()
-            header, heads, index = message.arrays
-            self.transfers.drain(int(header.tolist()[0]), RankTransfers.read(heads, index))
-        elif message.verb == Verb.EVAL_BATCH:
-            self._prefetch_evaluation(message)
-        elif message.verb == Verb.EVAL_END:
-            self.events.put(EvalEnd())
-        elif message.verb == Verb.SAVE:
-            # The user's optimizer has not stepped yet: the loop itself saves, before its next step.
-            self.events.put(SaveRequest(int(message.arrays[0].tolist()[0])))
-        elif message.verb == Verb.REFILL:
-            _, heads, index = message.arrays
-            self.transfers.refill(RankTransfers.read(heads, index))
-
-    def _load_spec(self, message: ControlMessage) -> None:
-        self.adapter.load_spec(message.arrays[0].tobytes().decode())
-        if isinstance(self.adapter, TensorAdapter):
-            for layer in self.layers:
-                layer.set_calls(self.adapter.calls)
-
-    def _read_step(self, message: ControlMessage) -> WorkerStep:
-        return read_worker_step(message.arrays, len(self.transfers.widths.values), self.adapter)
-
-    def _prefetch(self, message: ControlMessage) -> None:
-        step = self._read_step(message)
-        self.transfers.meter.message(step.step, message.nbytes)
-        # Early transfers move rows that the step in progress does not use, so they run beside it.
-        # Urgent transfers push its updates, or pull rows that wait for these updates.
-        self.transfers.early(step.step, step.transfers)
-        self._wait_for_compute()
-        self.transfers.urgent(step.step, step.transfers, step.header.chunks)
-        self.transfers.init_rows(step.to_init)
-        self._computing = True
-        self.events.put(step)
-
-    def _prefetch_evaluation(self, message: ControlMessage) -> None:
-        step = self._read_step(message)
-        # Held-out rows bypass the cache, so an evaluation does not change it.
-        rows_A = [
-            np.zeros((len(slots), width), self.transfers.widths.dtype)
-            for slots, width in zip(step.slot_AT, self.transfers.widths.values, strict=True)
-        ]
-        blocks = step.transfers.blocks
-        for block, rows in zip(blocks, self.transfers.fetch(blocks), strict=True):
-            rows_A[block.arena][block.indices] = rows
-        self.events.put(EvalBatch(step, rows_A))
-
-    def _wait_for_compute(self) -> None:
-        """Wait until the loop has applied the updates of the step that it computes."""
-        if self._computing:
-            self.computed.get()
-        self._computing = False
 
 
 class WorkerSession:
@@ -162,7 +37,7 @@ class WorkerSession:
         self.current: WorkerStep | None = None
         self.finished = False
         self.drain_figures: I64 | None = None  # traffic after the last step, at the first worker
-        self._final_batch: EvalBatch | None = None  # first batch of the final evaluation
+        self._final_batch: HeldOutStep | None = None  # first batch of the final evaluation
         self._prefetch, self._lookup_context = prefetch, lookup_context
         self._dense, self._rate, self._save = dense, rate, save
         self._span_start: float | None = None
@@ -204,12 +79,12 @@ class WorkerSession:
                 return
 
     def _between_steps(self, event: LoopEvent) -> None:
-        if isinstance(event, StopRequest):
+        if isinstance(event, Stop):
             self._leave(event)
-        elif isinstance(event, SaveRequest):
+        elif isinstance(event, Save):
             self._save(event.step)
             self._span_start = None
-        elif isinstance(event, EvalBatch) and event.step.header.flags & FINAL_EVAL:
+        elif isinstance(event, HeldOutStep) and event.step.header.flags & FINAL_EVAL:
             self.finished, self._final_batch = True, event
 
     def stop(self) -> None:
@@ -223,9 +98,9 @@ class WorkerSession:
         event: LoopEvent = self._final_batch or self._prefetch.events.get()
         self._final_batch = None
         while not isinstance(event, EvalEnd):
-            if isinstance(event, SaveRequest):
+            if isinstance(event, Save):
                 self._save(event.step)
-            elif isinstance(event, EvalBatch):
+            elif isinstance(event, HeldOutStep):
                 step = event.step
                 self._lookup_context.begin(self._lookups(step, event.rows_A, step.slot_AT))
                 if step.header.num_samples:
@@ -238,12 +113,12 @@ class WorkerSession:
         if self.finished:
             # The prefetch thread must receive STOP before the process may end.
             event = self._prefetch.events.get()
-            assert isinstance(event, StopRequest)
+            assert isinstance(event, Stop)
             self._leave(event)
 
-    def _leave(self, event: StopRequest) -> None:
+    def _leave(self, event: Stop) -> None:
         self.finished = True
-        self.drain_figures = event.figures
+        self.drain_figures = event.figures if len(event.figures) else None
         self._dense.close()
 
     def _lookups(

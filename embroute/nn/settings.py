@@ -12,9 +12,9 @@ import torch
 
 from embroute.checkpoint.rank_files import Stateful
 from embroute.config.cluster import Cluster
-from embroute.config.spec import LIMITS, Limit, Size, parse_path, parse_size, shown
+from embroute.config.spec import LIMITS, Limit, Size, parse_cache, parse_path, shown
 from embroute.nn.tensor_batches import UserLookups
-from embroute.planner.interfaces import Policy
+from embroute.planner.interfaces import Dispatch, Evict, Policy, Sync
 from embroute.policies.catalog import PolicyLike, policy_of
 from embroute.transport.interface import TRANSPORTS
 
@@ -102,18 +102,17 @@ def _folder(name: str, value: object) -> None:
 
 
 def _policy(name: str, value: object) -> None:
-    if not isinstance(value, str | Policy) and not callable(value):
+    if not isinstance(value, str | Policy | Dispatch | Sync | Evict) and not callable(value):
         raise ValueError(f"{name} must be a policy, its name or its function, got {shown(value)}")
     policy_of(name, value)
 
 
 def _cache(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, Size | str | int | float):
-        raise ValueError(f"{name} must look like 0.1, '10%' or '256MB', got {shown(value)}")
+        raise ValueError(f"{name} must look like 'auto', 0.1, '10%' or '256MB', got {shown(value)}")
     if isinstance(value, int):
         Limit(0, 10**15, whole=True).check(name, value)
-    if not isinstance(value, Size):
-        parse_size(name, str(value))
+    parse_cache(name, value)
 
 
 def _quotas(name: str, value: object) -> None:
@@ -211,6 +210,5 @@ def check_loader(loader: object) -> None:
 
 
 def cache_size(settings: Settings) -> Size:
-    """The setting cache= as a size; its default is a tenth of the rows."""
-    size = settings.get("cache", 0.1)
-    return size if isinstance(size, Size) else parse_size("cache=", str(size))
+    """The setting cache= as a size."""
+    return parse_cache("cache=", settings.get("cache", "auto"))

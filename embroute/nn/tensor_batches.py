@@ -107,9 +107,11 @@ class TensorAdapter:
     def schema(self) -> Schema:
         """A table per layer, a field per id of a sample or per bag."""
         tables = tuple(Table(layer.name, layer.num_rows) for layer in self.layers)
+        # Ids of two dimensions are bags of one length, which never changes.
+        longest = {spec.source // 2: math.prod(spec.tail) for spec in self._tensors if spec.tail}
         fields = tuple(
-            Field(f"{self.layers[call.table].name}.{i}", call.table, call.bag)
-            for call in self.calls
+            Field(f"{self.layers[call.table].name}.{i}", call.table, call.bag, longest.get(number))
+            for number, call in enumerate(self.calls)
             for i in range(call.last - call.first)
         )
         return Schema(tables, fields)

@@ -12,7 +12,7 @@ from embroute.planner.interfaces import Assignment, DispatchContext, ExtraRows, 
 from embroute.planner.kernels.apply import mark_clean
 from embroute.planner.kernels.cache import Placement, touch_cells
 from embroute.planner.kernels.transfers import Decision, StepRows, Transfers, updates
-from embroute.planner.laws import check
+from embroute.planner.laws import check, check_assignment, check_decision
 from embroute.planner.plan import Plan, drain_transfers, replicated, with_chunks
 from embroute.planner.row_store import row_store_of
 from embroute.planner.state import State
@@ -60,6 +60,8 @@ def _assign(policy: Policy, window: Window, state: State) -> tuple[SyncContext, 
     assignment = policy.dispatch.choose(
         DispatchContext(window, state, rows, readable, quotas_W, extra.everywhere)
     )
+    # A dispatch may have changed its own array of quotas.
+    check_assignment(policy, window.step, assignment, state.setup.quotas(len(now.batch)))
     lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
     touched = touches(
         lookups, assignment.worker_S, state.setup.num_workers, len(rows.rows_U), extra.everywhere
@@ -72,7 +74,9 @@ def _assign(policy: Policy, window: Window, state: State) -> tuple[SyncContext, 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
     context, assignment = _assign(policy, window, state)
-    decision = policy.sync.decide(context)._replace(record=policy.sync.record)
+    decision = policy.sync.decide(context)
+    check_decision(policy, context, decision)
+    decision = decision._replace(record=policy.sync.record)
     cache_moves = row_store_of(policy).move_rows(policy, context, decision)
     placement = cache_moves.placement
     plan = Plan(

@@ -28,13 +28,13 @@ def no_indices() -> I32:
 
 @dataclass(frozen=True)
 class DispatchContext:
-    """What a dispatch sees. `copies`: cells of the batch's rows, FRESH where readable."""
+    """What a dispatch sees before it chooses a worker for each sample of `window.now.batch`."""
 
-    window: Window
-    state: State
-    rows: StepRows
-    copies: CachedCopies
-    quotas_W: I64
+    window: Window  # the batch of this step, its distinct rows, and the batches after it
+    state: State  # read it, and change none of it: `state.setup`, `state.memory(kind)`
+    rows: StepRows  # the batch's distinct rows, and when they are used before and after
+    copies: CachedCopies  # cells of these rows at each worker, FRESH where a read needs no pull
+    quotas_W: I64  # samples of each worker; their sum is the batch
     everywhere: I32  # rows that every worker touches, wherever samples go
 
 
@@ -42,13 +42,13 @@ class DispatchContext:
 class SyncContext:
     """What a sync sees when every sample has a worker."""
 
-    window: Window
-    state: State
-    rows: StepRows
-    copies: CachedCopies
-    touches: Touches
+    window: Window  # as a dispatch sees it
+    state: State  # read it, and change none of it
+    rows: StepRows  # the distinct rows, with those that the sync has added
+    copies: CachedCopies  # cells of these rows at each worker
+    touches: Touches  # distinct pairs of worker and row, in the order of workers
     cell_T: I32  # the copy of each touch
-    arena_T: U8
+    arena_T: U8  # the arena of each touch: the number of its row's width
     everywhere: I32  # rows that every worker touches
 
     @property
@@ -110,7 +110,7 @@ def no_laws(plan: Plan, state: State) -> Iterator[tuple[str, int]]:
 class RunStart(NamedTuple):
     """What is known before the first step. `counts_R`: look-ups of each row in a first part."""
 
-    setup: Setup
+    setup: Setup  # workers, tables, record sizes, capacities
     counts_R: I64 | None  # only for policies that regroup samples
 
 
@@ -118,11 +118,12 @@ class RunStart(NamedTuple):
 class PartMemory:
     """What a part of a policy keeps from step to step. Checkpoints save it.
 
-    Parts that declare the same kind share one memory.
+    Only `learn` and `learn_drain` may change it: a decision may be made twice. Parts that declare
+    the same kind share one memory.
     """
 
     kind: type[Memory]  # a NamedTuple of arrays
-    init: Callable[[RunStart], Memory]
+    init: Callable[[RunStart], Memory]  # before the first step; a resume loads its arrays instead
     learn: Callable[[State, Plan], None] = learn_nothing  # after each step
     learn_drain: Callable[[State, Transfers], None] = ignore_drain
 

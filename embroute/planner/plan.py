@@ -20,10 +20,6 @@ from embroute.planner.setup import Setup
 from embroute.planner.state import Memory, State, dirty_rows
 
 
-class PlanError(RuntimeError):
-    """A plan that breaks a law: a fault of a policy, never of its user."""
-
-
 class CacheMoves(NamedTuple):
     """Changes of the caches before a step computes."""
 

@@ -9,16 +9,17 @@ from itertools import chain, islice
 
 import numpy as np
 
+from embroute.config.spec import shown
 from embroute.cost.step_time import step_time
 from embroute.data.batch import Batch
 from embroute.data.window import REMEMBERED, Horizon
 from embroute.kernels.array_types import F64, I64
 from embroute.planner.decide import advance, plan_step
-from embroute.planner.interfaces import Policy, RunStart, WarmStart
+from embroute.planner.interfaces import PartMemory, Policy, RunStart, WarmStart
 from embroute.planner.plan import Plan, traffic
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
-from embroute.planner.state import State, empty_state, prefault
+from embroute.planner.state import Memory, PlanError, State, empty_state, prefault
 
 GIVE_UP = 1.25  # times the best step time: a candidate that will not catch up
 
@@ -59,8 +60,27 @@ def _empty(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
     if policy.regroup is not None and counts_R is None:
         raise ValueError(f"{policy.name} needs access counts to choose its hot rows")
     known = RunStart(setup, counts_R)
-    memories = {memory.kind: memory.init for memory in policy.memories}
-    return empty_state(setup, policy.evict.num_buckets, [init(known) for init in memories.values()])
+    kinds = {memory.kind: memory for memory in policy.memories}
+    memories = [_first_memory(policy, memory, known) for memory in kinds.values()]
+    return empty_state(setup, policy.evict.num_buckets, memories)
+
+
+def _first_memory(policy: Policy, declared: PartMemory, known: RunStart) -> Memory:
+    """A part's memory before the first step, in the form that a checkpoint can save."""
+    memory, name = declared.init(known), declared.kind.__name__
+    values = memory._asdict() if isinstance(memory, tuple) and hasattr(memory, "_asdict") else None
+    if values is None or not isinstance(memory, declared.kind):
+        raise PlanError(
+            f"{policy.name}: the memory {name} must be a NamedTuple of arrays, its init returned "
+            f"{shown(memory)}"
+        )
+    for field, value in values.items():
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            raise PlanError(
+                f"{policy.name}: {name}.{field} must be an array of numbers, which checkpoints can "
+                f"save, got {shown(value)}"
+            )
+    return memory
 
 
 def plans(policy: Policy, batches: Iterator[Batch], state: State) -> Iterator[Step]:

@@ -19,8 +19,8 @@ from embroute.planner.kernels import apply, cache, law_checks, transfers
 from embroute.planner.kernels.cache import CachedCopies, Cells, Placement
 from embroute.planner.kernels.eviction import EvictionMoves, requeue
 from embroute.planner.kernels.transfers import NO_TRANSFERS, Decision
-from embroute.planner.plan import CacheMoves, Plan, PlanError
-from embroute.planner.state import State
+from embroute.planner.plan import CacheMoves, Plan
+from embroute.planner.state import PlanError, State
 
 
 class RowStore(Protocol):

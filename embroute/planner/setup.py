@@ -17,6 +17,8 @@ from embroute.kernels.array_types import F64, I64, U8
 from embroute.kernels.codes import SLOT_MASK, VALUE_STATE
 
 LARGEST_SHARE = 1e9
+# An automatic cache holds a step's rows so many times: policies replicate rows in up to half of it.
+STEP_ROOM = 2
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Setup:
     shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty
     seed: int = 0
     seeded: bool = True  # initial rows follow from the seed, so that any rank can compute them
+    step_rows: tuple[int, ...] = ()  # by arena; if empty, they follow from batch and schema
 
     def __post_init__(self) -> None:
         tables = self.schema.tables
@@ -98,8 +101,25 @@ class Setup:
         """Slots of each worker and arena."""
         # A share such as 0.1 is not exact in binary, so that 0.29 * 100 is a hair below 29.
         slots_A = np.floor(slots_by_arena(self.cache, self) + 1e-9)
+        if self.cache.unit == "auto":
+            slots_A = np.maximum(slots_A, STEP_ROOM * self.step_rows_A)
         whole = np.minimum(slots_A, self.rows_A).astype(np.int64)
         return np.tile(whole, (self.num_workers, 1))
+
+    @cached_property
+    def step_rows_A(self) -> I64:
+        """Rows of each arena that a worker's samples of a step touch, at most."""
+        if self.step_rows:
+            return np.array(self.step_rows, np.int64)
+        samples, lookups = int(self.quotas(self.batch_size).max()), [0] * len(self.widths)
+        for entry in self.schema.fields:
+            unknown = self.schema.tables[entry.table].num_rows  # no bag is worth more rows
+            longest = 1 if not entry.bag else entry.longest_bag
+            lookups[entry.table] += unknown if longest is None else longest
+        rows = dict.fromkeys(self.arenas, 0)
+        for table, width, count in zip(self.schema.tables, self.widths, lookups, strict=True):
+            rows[width] += min(table.num_rows, samples * count)
+        return np.array(list(rows.values()), np.int64)
 
     def arena_of(self, rows: I64) -> U8:
         """Arena of each row."""
@@ -136,7 +156,7 @@ class Setup:
 def slots_by_arena(size: Size, setup: Setup) -> F64:
     """Rows of each arena in some room: each arena has the same share of its rows there."""
     rows_A, whole = setup.rows_A, 1
-    if size.unit != "share":
+    if size.unit in ("rows", "bytes"):
         row_bytes_A = setup.record_bytes_XA[VALUE_STATE] if size.unit == "bytes" else 1
         whole = max(1, int((rows_A * row_bytes_A).sum()))
     room: F64 = size.amount * rows_A / whole

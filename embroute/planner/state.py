@@ -20,6 +20,10 @@ from embroute.planner.setup import Setup
 MAPPED_BYTES = 1 << 29  # of each large array, mapped before the first step
 
 
+class PlanError(RuntimeError):
+    """A plan that breaks a law: a fault of a policy, never of its user."""
+
+
 class Memory(Protocol):
     """What a policy keeps from step to step: a NamedTuple of arrays, which are changed in place."""
 
@@ -40,8 +44,13 @@ class State:
 
     def memory(self, kind: type[M]) -> M:
         """The memory of this kind, which a part of the policy declares."""
-        memory = self.memories[kind]
-        assert isinstance(memory, kind)
+        memory = self.memories.get(kind)
+        if not isinstance(memory, kind):
+            known = ", ".join(declared.__name__ for declared in self.memories) or "none"
+            raise PlanError(
+                f"no part of the policy declares a memory of {kind.__name__} (declared: {known}); "
+                f"give its Dispatch, Sync or Evict memory=PartMemory({kind.__name__}, ...)"
+            )
         return memory
 
 

@@ -6,11 +6,13 @@ Users add policies without a line here: `module:function` in any text, an entry 
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -42,7 +44,8 @@ from embroute.policies.systems import (
 
 Part = Dispatch | Sync | Evict
 Factory = Callable[..., Policy | Part]
-PolicyLike = str | Policy | Factory  # a text, a policy, or a function without required arguments
+# A text, a policy, a part with the usual other parts, or a function without required arguments.
+PolicyLike = str | Policy | Part | Factory
 
 DISPATCHES: Mapping[str, Factory] = {
     "block": block,
@@ -105,7 +108,16 @@ def register_policy(name: str, factory: Factory) -> None:
 
 @cache
 def _installed() -> Mapping[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    """Policies of installed packages by name; embroute's own names stay its own."""
+    entries = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    for name in SYSTEMS.keys() & entries.keys():
+        package = entries[name].dist.name if entries[name].dist else "unknown"  # type: ignore
+        warnings.warn(
+            f"the package {package} has a policy {name!r}, which is a policy of embroute: the "
+            f"package's one cannot be chosen by name",
+            stacklevel=2,
+        )
+    return {name: entry for name, entry in entries.items() if name not in SYSTEMS}
 
 
 @contextmanager
@@ -120,6 +132,19 @@ def _import_from_here() -> Iterator[None]:
     finally:
         if added:
             sys.path.remove(here)
+
+
+def _loaded(entry: EntryPoint) -> Factory:
+    """The function behind an entry point of an installed package."""
+    try:
+        function: Factory = entry.load()
+    except Exception as error:
+        package = entry.dist.name if entry.dist else "unknown"
+        raise ValueError(
+            f"{shown(entry.name)}: {entry.value} of the installed package {package} "
+            f"cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    return function
 
 
 def _imported(name: str) -> Factory:
@@ -170,10 +195,13 @@ def _factory(kind: str, entries: Mapping[str, Factory], name: str) -> Factory:
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name in _installed():
-        function: Factory = _installed()[name].load()
-        return function
+        return _loaded(_installed()[name])
     known = [*entries, *_REGISTERED, *_installed()]
-    hint = did_you_mean(name, known)
+    number = re.fullmatch(r"(.+?)-?([0-9.]+)", name.lower())
+    if number and number[1] in entries:  # esd1 for esd(1)
+        hint = f"; did you mean {number[1]}({number[2]})?"
+    else:
+        hint = did_you_mean(name, known)
     raise ValueError(f"no {kind} {shown(name)} (there are {', '.join(known)}){hint}")
 
 
@@ -231,12 +259,13 @@ def _from_parts(text: str, parts: list[str]) -> Policy:
 def make_policy(policy: PolicyLike) -> Policy:
     """The policy of a name such as `esd(1)`, `esd(1, workers=fast)`, or of a mix of parts.
 
-    A policy stays as it is; a function is called without arguments.
+    A policy stays as it is; a part gets the usual other parts; a function is called without
+    arguments.
     """
-    if isinstance(policy, Policy):
-        return policy
+    if isinstance(policy, Policy | Dispatch | Sync | Evict):
+        return _with(_usual(policy.name), policy)
     if not isinstance(policy, str):
-        return _with(_usual(getattr(policy, "__name__", "policy")), policy())
+        return _with(_usual(name_of(policy)), policy())
     text = policy
     parts = [part for part in split_outside(text, " ") if part]
     if not parts:
@@ -256,11 +285,19 @@ def make_policy(policy: PolicyLike) -> Policy:
     return replace(_with(_usual(call.name), made), name=text, workers=workers)
 
 
+def name_of(policy: PolicyLike) -> str:
+    """The name of a policy, of a part, or of the function that makes it."""
+    if isinstance(policy, str | Policy | Dispatch | Sync | Evict):
+        return policy if isinstance(policy, str) else policy.name
+    function = policy.func if isinstance(policy, partial) else policy
+    return getattr(function, "__name__", "policy")
+
+
 def policy_of(option: str, policy: PolicyLike) -> Policy:
     """The policy of a name; errors say which option and which name are wrong."""
     try:
         return make_policy(policy)
     except ValueError as error:
-        text = policy if isinstance(policy, str) else getattr(policy, "__name__", "policy")
+        text = name_of(policy)
         fault = str(error).removeprefix(f"--policy {text!r}: ").removeprefix("--policy: ")
         raise ValueError(f"{option} {shown(text)}: {fault}") from None

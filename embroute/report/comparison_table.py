@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
+from typing import Any
 
 import numpy as np
 from rich import box
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from embroute.simulator.comparison import PolicyResult
-from embroute.simulator.simulation import Workload
+from embroute.simulator.simulation import StepReport, Workload
 
 PULL_KINDS, PUSH_KINDS = ("miss_pull", "stale_pull"), ("update_push", "evict_push", "drain")
 
@@ -46,24 +49,34 @@ def _ratio(value: float, yardstick: float) -> str:
     return f"{value / yardstick:.2f}" if yardstick else "-"
 
 
-def _cells(entry: PolicyResult, yardstick: PolicyResult) -> list[str]:
+def _cells(entry: PolicyResult, yardstick: PolicyResult | None) -> list[str]:
     flags = ("" if entry.exact else "*") + ("~" if entry.order_changed else "")
-    return [
+    cells = [
         entry.name + flags,
         scaled(sum(entry.rows[kind] for kind in PULL_KINDS)),
         scaled(sum(entry.rows[kind] for kind in PUSH_KINDS)),
         scaled(entry.moved_bytes),
         _milliseconds(entry.transmission_cost_s),
-        _ratio(entry.transmission_cost_s, yardstick.transmission_cost_s),
         _milliseconds(entry.step_time_s),
-        _ratio(entry.step_time_s, yardstick.step_time_s),
         "-" if entry.hit_rate is None else f"{100 * entry.hit_rate:.0f}%",
         "-" if entry.decision_ms is None else rough(entry.decision_ms),
     ]
+    if yardstick is not None:
+        cells.insert(5, _ratio(entry.transmission_cost_s, yardstick.transmission_cost_s))
+        cells.insert(7, _ratio(entry.step_time_s, yardstick.step_time_s))
+    return cells
 
 
 _COUNTS = ("pulls", "pushes", "bytes")
 _NUMBERS = (*_COUNTS, "cost\nms", "ratio", "step\nms", "ratio", "hits", "decide\nms")
+_QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+_LOOK: dict[str, Any] = {
+    "title_justify": "left",
+    "caption_justify": "left",
+    "box": box.SIMPLE_HEAD,
+    "padding": (0, 1, 0, 0),
+    "pad_edge": False,
+}
 
 
 def subsets(results: Sequence[PolicyResult], job: Workload) -> list[str]:
@@ -78,30 +91,28 @@ def subsets(results: Sequence[PolicyResult], job: Workload) -> list[str]:
 
 def comparison_table(results: Sequence[PolicyResult], job: Workload, data: str) -> Table:
     """The comparison as a table of at most 80 columns; the best of a column is bold."""
-    yardstick = next(entry for entry in results if entry.name == "vanilla")
+    yardstick = next((entry for entry in results if entry.name == "vanilla"), None)
+    yardstick = yardstick if len(results) > 1 else None
     real = [entry for entry in results if not entry.reference]
     setup = job.setup
     title = (
         f"{escape(data)}: {setup.num_workers} workers x {setup.batch_size // setup.num_workers} "
         f"samples, caches of {int(setup.capacity_WA[0].sum()):,} of {setup.schema.num_rows:,} rows"
     )
-    caption = "cost: busy time of all links; ratio: to vanilla; * inexact; ~ order changed"
-    out = Table(
-        title=title,
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+    ratio = "; ratio: to vanilla" if yardstick else ""
+    caption = f"cost: busy time of all links{ratio}; * inexact; ~ order changed"
+    out = Table(title=title, caption=caption, **_LOOK)
     out.add_column("policy", overflow="fold", max_width=24)
     for heading in _NUMBERS:
-        out.add_column(heading, justify="right", no_wrap=True)
-    best_cost = min(entry.transmission_cost_s for entry in real)
-    best_time = min(entry.step_time_s for entry in real)
+        if yardstick or heading != "ratio":
+            out.add_column(heading, justify="right", no_wrap=True)
+    best_cost = min((entry.transmission_cost_s for entry in real), default=0.0)
+    best_time = min((entry.step_time_s for entry in real), default=0.0)
     for entry in sorted(results, key=lambda entry: entry.reference):
         cells = [Text(cell) for cell in _cells(entry, yardstick)]
+        if yardstick is None:
+            out.add_row(*cells)
+            continue
         best = {4: entry.transmission_cost_s == best_cost, 6: entry.step_time_s == best_time}
         for column, is_best in best.items():
             if is_best and not entry.reference:
@@ -109,3 +120,35 @@ def comparison_table(results: Sequence[PolicyResult], job: Workload, data: str) 
                 cells[column + 1].stylize("bold")
         out.add_row(*cells, style="dim" if entry.reference else None)
     return out
+
+
+def step_quantiles(reports: Sequence[StepReport]) -> Table:
+    """How much the measured steps differ: quantiles of time, cost, hits and planning."""
+    out = Table(title=f"{len(reports)} measured steps", **_LOOK)
+    out.add_column("quantile of the steps")
+    for quantile in _QUANTILES:
+        names = {0.0: "least", 0.5: "median", 1.0: "most"}
+        out.add_column(names.get(quantile, f"{quantile:.0%}"), justify="right", no_wrap=True)
+    columns = {
+        "step ms": [1e3 * report.time.total_s for report in reports],
+        "cost ms": [1e3 * report.transmission_cost_s for report in reports],
+        "hits %": [100 * report.hits / max(1, report.touches) for report in reports],
+        "decide ms": [1e3 * report.decision_s for report in reports],
+    }
+    for name, values in columns.items():
+        out.add_row(name, *(rough(float(v)) for v in np.quantile(values, _QUANTILES)))
+    return out
+
+
+def recorded(*parts: RenderableType) -> Console:
+    """Parts as a terminal shows them, for export. Nothing is printed, not even in a notebook."""
+    console = Console(file=StringIO(), width=100, record=True, force_jupyter=False)
+    for part in parts:
+        console.print(part)
+    return console
+
+
+def cell_html(*parts: RenderableType) -> str:
+    """Parts as a cell of a notebook shows them."""
+    frame = '<pre style="overflow-x: auto; line-height: 1.2">{code}</pre>'
+    return recorded(*parts).export_html(inline_styles=True, code_format=frame)

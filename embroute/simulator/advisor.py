@@ -8,7 +8,7 @@ and assumed for the other batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -269,7 +269,7 @@ def predict_all(
 
 
 def stages(constraints: Constraints) -> int:
-    """How often `advise` ticks, about: trials, simulations, caches."""
+    """How often `recommendations` ticks, about: trials, simulations, caches."""
     return len(constraints.policies) * len(constraints.worker_counts) + NUM_SIMULATED + 5
 
 
@@ -277,7 +277,7 @@ def _by_speed(advice: Recommendation) -> float:
     return -advice.samples_s
 
 
-def advise(constraints: Constraints, tick: Tick) -> list[Recommendation]:
+def recommendations(constraints: Constraints, tick: Tick) -> list[Recommendation]:
     """All choices, best first; the first few are simulated, the very first with a trimmed cache."""
     predicted = sorted(predict_all(constraints, configurations(constraints), tick), key=_by_speed)
     simulated = []
@@ -351,7 +351,7 @@ def hot_rows(constraints: Constraints, choice: Configuration) -> int:
     return len(state.memory(HotRows).rows)
 
 
-def only_fast(constraints: Constraints, advices: list[Recommendation]) -> str | None:
+def only_fast(constraints: Constraints, advices: Sequence[Recommendation]) -> str | None:
     """What leaving workers out gains, if the first recommendation does so."""
     first, num_workers = advices[0], constraints.setup.num_workers
     left_out = num_workers - len(first.choice.workers)

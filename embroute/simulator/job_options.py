@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from embroute.config.cluster import CLUSTER_PRESETS, Cluster
 from embroute.config.cluster_file import open_cluster
-from embroute.config.spec import LIMITS, Size, parse_quotas, parse_size, shown
+from embroute.config.spec import LIMITS, Size, parse_cache, parse_quotas, parse_size, shown
 from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.batch import Source
 from embroute.planner.setup import Setup, parse_dim
@@ -21,7 +21,7 @@ class JobOptions:
     network: str | Cluster = "edge-8"
     workers: int | None = None  # None: as many as the network has
     batch: int = 128  # samples of a worker
-    cache: str | float | Size = "0.1"
+    cache: str | float | Size = "auto"
     dim: str | int = "64"
     optimizer: str = "sgd"
     quotas: str | Sequence[float] | None = None
@@ -81,14 +81,14 @@ def cluster_of(options: JobOptions) -> Cluster:
 
 def workload_from(options: JobOptions, source: Source) -> Workload:
     """The run that the options describe, on the given data."""
-    cluster, cache, quotas = cluster_of(options), options.cache, options.quotas or ""
+    cluster, quotas = cluster_of(options), options.quotas or ""
     setup = Setup(
         source.schema,
         cluster,
         dim=parse_dim(str(options.dim), source.schema),
         batch_size=options.batch * cluster.num_workers,
         optimizer=options.optimizer,
-        cache=cache if isinstance(cache, Size) else parse_size("--cache", str(cache)),
+        cache=parse_cache("--cache", options.cache),
         shares=parse_quotas(quotas if isinstance(quotas, str) else ",".join(map(str, quotas))),
         seed=options.seed,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from embroute.config.spec import parse_size
+from embroute.config.spec import parse_cache
 from embroute.data.batch import Batch, Source
 from embroute.data.open import open_source
 from embroute.data.readers.file_source import FileSource
@@ -148,7 +148,7 @@ def settings_of(run: RunFile, data: RunData, folder: Path) -> Settings:
     """The settings of a run for `prepare`."""
     settings = Settings(
         policy=run.policy,
-        cache=parse_size("--cache", run.cache),
+        cache=parse_cache("--cache", run.cache),
         network=run.cluster(),
         quotas=run.shares(),
         compute_ms_per_sample=run.compute_ms_per_sample,

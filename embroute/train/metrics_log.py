@@ -14,7 +14,7 @@ from typing import TextIO
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from embroute.engine.step_message import StepHeader
+from embroute.engine.protocol.messages import StepHeader
 from embroute.kernels.array_types import I64
 from embroute.report.run_folder import SUMMARY, Summary
 

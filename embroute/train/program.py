@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from embroute.checkpoint.locks import FolderLock
-from embroute.launch.exit import BAD_INPUT, TRY_AGAIN, exit_code_of, exit_with_reason
+from embroute.launch.exit import BAD_INPUT, TRY_AGAIN, error_line, exit_code_of, exit_with_reason
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.launch.rendezvous import connect
 from embroute.train.loop import train_rank, write_record
@@ -81,6 +81,6 @@ def rank_main(run_file: Path, node: str) -> None:
         exit_with_reason(name, f"{where}{error.strerror or error}", exit_code_of(error))
     except LostPeerError as error:
         exit_with_reason(name, str(error), TRY_AGAIN)
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        exit_with_reason(name, "ended by an error of its own, above", 70)
+        exit_with_reason(name, error_line(error), 70)

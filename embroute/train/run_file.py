@@ -14,10 +14,10 @@ from embroute.config.cluster_file import load_yaml, open_cluster
 from embroute.config.spec import (
     LARGEST_WIDTH,
     LIMITS,
+    parse_cache,
     parse_int,
     parse_path,
     parse_quotas,
-    parse_size,
     shown,
 )
 from embroute.cost.step_time import OPTIMIZERS
@@ -44,7 +44,7 @@ class RunFile:
     hidden: str = "256,128"
     pooling: str = "sum"
     policy: str = DEFAULT_POLICY
-    cache: str = "0.1"
+    cache: str = "auto"
     batch: int = 128
     quotas: str = ""
     compute_ms_per_sample: float = 0.0
@@ -96,7 +96,7 @@ class RunFile:
         self.data_settings()
         _widths("--hidden", self.hidden, self.hidden.split(",") if self.hidden else [])
         _widths("--dim", self.dim, [part.rpartition("=")[2] for part in self.dim.split(",")])
-        parse_size("--cache", self.cache)
+        parse_cache("--cache", self.cache)
         policy = trainable_policy(self.policy)
         row_store_of(policy).check_hosts(policy, self.cluster())
         workers = self.cluster().num_workers

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from embroute.kernels.array_types import I64, U8
-from embroute.transport.headers import MessageError
-from embroute.transport.interface import Channel, LostPeerError
+from embroute.transport.interface import Channel, LostPeerError, MessageError
 from embroute.transport.shm import share_memory
 from embroute.transport.sockets import SocketChannel
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from struct import Struct
 
+from embroute.transport.interface import MessageError
+
 HEADER_MAGIC = b"emb3"  # with the version of this layout
 # Of a channel as a whole, of the phases of rows, and of a file of memory.
 MESSAGE_KINDS = (
@@ -26,10 +28,6 @@ MESSAGE_KINDS = (
 NO_STEP = -1  # the step of messages outside of steps
 _layout = Struct("<4sI3q")  # magic, kind, step, number in its direction, bytes of the content
 HEADER_BYTES = _layout.size
-
-
-class MessageError(RuntimeError):
-    """A peer has sent another message than this rank expects."""
 
 
 def header(kind: str, step: int, number: int, size: int) -> bytes:

@@ -21,6 +21,10 @@ class LostPeerError(RuntimeError):
     """Another rank is gone, or cannot be reached."""
 
 
+class MessageError(RuntimeError):
+    """A message is damaged, or not what its reader expects. Names the peer, the step, the kind."""
+
+
 class PendingMessages(Protocol):
     """Submitted messages, in both directions."""
 

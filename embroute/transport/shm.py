@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from embroute.kernels.array_types import U8
-from embroute.transport.headers import HEADER_BYTES, NO_STEP, MessageError, check_header, header
-from embroute.transport.interface import LostPeerError, Message, Receive
+from embroute.transport.headers import HEADER_BYTES, NO_STEP, check_header, header
+from embroute.transport.interface import LostPeerError, Message, MessageError, Receive
 from embroute.transport.sockets import SocketChannel, SocketMessages
 
 COMMON_MEMORY_S = 7200.0  # to wait for a peer to hand memory on: the heartbeat notices dead peers

@@ -1,4 +1,4 @@
-"""From parsed columns to samples that still hold keys of values instead of row ids.
+"""From parsed columns to samples with keys in place of row ids; lists become bags.
 
 Axes: S samples, F fields.
 """

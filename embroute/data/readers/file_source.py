@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +70,9 @@ def open_files(
         bad_rows: Counter[str] = Counter()
         opening = later = SortedSamples(opening(bad_rows), bad_rows).pieces
     pieces = _first(opening(Counter()), limit)
+    longest: Sequence[int | None] = [None] * len(layout.fields)
     if numbering.hash_rows is None:
-        vocabularies, num_samples = _vocabularies(pieces, layout)
+        vocabularies, longest, num_samples = _vocabularies(pieces, layout)
         sizes = [words.num_ids for words in vocabularies]
         ids: Ids = _find_in(vocabularies)
     else:
@@ -79,7 +80,9 @@ def open_files(
         sizes = [numbering.hash_rows] * len(layout.fields)
         ids = _hash_into(numbering.hash_rows)
     known = num_samples if numbering.hash_rows is None else None
-    return FileSource(_schema(layout, sizes), lambda n: _first(later(n), limit), ids, known)
+    return FileSource(
+        _schema(layout, sizes, longest), lambda n: _first(later(n), limit), ids, known
+    )
 
 
 def _from_files(reading: ReadOptions, progress: Progress | None) -> Pieces:
@@ -112,15 +115,20 @@ def _first(pieces: Iterator[Keyed], limit: int | None) -> Iterator[Keyed]:
             return
 
 
-def _vocabularies(pieces: Iterator[Keyed], layout: ColumnSpec) -> tuple[list[Vocabulary], int]:
-    """A vocabulary for every field, and the number of samples."""
+def _vocabularies(
+    pieces: Iterator[Keyed], layout: ColumnSpec
+) -> tuple[list[Vocabulary], list[int], int]:
+    """A vocabulary for every field, the longest bag of each, and the number of samples."""
     vocabularies = [vocabulary() for _ in layout.fields]
-    num_samples = 0
+    num_samples, longest_F = 0, np.ones(len(layout.fields), np.int64)
     for piece in pieces:
         num_samples += len(piece.batch)
+        if layout.bags:
+            lengths_SF = np.diff(piece.batch.offsets).reshape(len(piece.batch), -1)
+            longest_F = np.maximum(longest_F, lengths_SF.max(0))
         for field, words in enumerate(vocabularies):
             words.add(piece.batch.rows[_lookups(piece.batch, field, bool(layout.bags))])
-    return vocabularies, num_samples
+    return vocabularies, longest_F.tolist(), num_samples
 
 
 def _find_in(vocabularies: list[Vocabulary]) -> Ids:
@@ -131,10 +139,12 @@ def _hash_into(num_rows: int) -> Ids:
     return lambda keys, field: hashed_ids(keys, num_rows)
 
 
-def _schema(layout: ColumnSpec, sizes: list[int]) -> Schema:
+def _schema(layout: ColumnSpec, sizes: list[int], longest: Sequence[int | None]) -> Schema:
     """A schema with one table per field."""
     tables = [Table(name, size) for name, size in zip(layout.fields, sizes, strict=True)]
-    fields = [Field(name, i, name in layout.bags) for i, name in enumerate(layout.fields)]
+    fields = [
+        Field(name, i, name in layout.bags, longest[i]) for i, name in enumerate(layout.fields)
+    ]
     return Schema(tuple(tables), tuple(fields), layout.dense, layout.label is not None)
 
 

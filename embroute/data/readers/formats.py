@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from embroute.config.spec import did_you_mean
 from embroute.data.readers.bad_rows import listed, quoted
 from embroute.data.readers.columns import ColumnSpec, Words, check_uses, label_at_least
 from embroute.data.readers.files import is_parquet, open_bytes
@@ -120,7 +121,7 @@ def table_columns(path: Path, names: Sequence[str], separator: str, uses: Column
     named = single + [(use, name) for use, columns in lists for name in columns if name != ALL]
     for use, name in named:
         if name not in names:
-            known = listed(names)
+            known = listed(names) + did_you_mean(name, names)
             raise ValueError(
                 f"--{use}: {path} has no column {quoted(name)}; the columns are {known}"
             )
