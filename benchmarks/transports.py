@@ -30,15 +30,15 @@ from benchmarks.workload import Case
 
 PORTABLE, COMPILED, GLOO = "portable", "compiled", "Gloo"
 VARIABLE = "EMBROUTE_EXCHANGE"  # by which the earlier commit chooses; the portable version has none
-TWO = Case("embroute", "vanilla", 0.1, steps=500, warmup=0, distinct_batches=16)
+TWO = Case("embroute", "vanilla", 0.1, steps=300, warmup=0, distinct_batches=16)
 JOBS: Mapping[str, tuple[str, Case]] = {
     "2 workers x 1024, loopback": ("loopback", TWO),
     "2 workers x 1024, 1gbit": ("1gbit", TWO),
-    "2 workers x 1024, 0.1gbit": ("0.1gbit", replace(TWO, steps=250)),
+    "2 workers x 1024, 0.1gbit": ("0.1gbit", replace(TWO, steps=150)),
     "4 workers x 512, 1gbit": ("1gbit", replace(TWO, workers=4, batch=512)),
 }
 SLICE_S = 2.0  # that a contender runs while the others are stopped
-START_S = 40.0  # for ranks to find each other; a stop before that would look like a lost rank
+START_S = 60.0  # for ranks to find each other; a stop before that would look like a lost rank
 FEWEST = 4  # steps in a slice that counts
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -63,7 +63,10 @@ class Contender:
                 rank.send_signal(number)
 
     def run_slice(self) -> None:
-        """Let the ranks run for a while."""
+        """Let the ranks run for a while; a job that has ended gives its time to the others."""
+        if not self.runs:
+            self.slices.append((0.0, 0.0, 0.0))
+            return
         self.signal(signal.SIGCONT)
         began, cpu = time.perf_counter(), self._cpu_s()
         time.sleep(SLICE_S)
@@ -137,11 +140,10 @@ def measure(before: Path, job: tuple[str, Case]) -> list[str]:
     with ExitStack() as stack:
         if job[0] != "loopback":
             stack.enter_context(shaped_links([job[0]] * job[1].workers))
-        contenders = []
-        for way in ways:
-            contenders.append(stack.enter_context(started(*way, job)))
-            time.sleep(START_S)
-            contenders[-1].signal(signal.SIGSTOP)
+        contenders = [stack.enter_context(started(*way, job)) for way in ways]
+        time.sleep(START_S)
+        for contender in contenders:
+            contender.signal(signal.SIGSTOP)
         while any(contender.runs for contender in contenders):
             for contender in contenders:
                 contender.run_slice()
