@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -49,6 +50,7 @@ class Contender:
 
     name: str
     ranks: list[subprocess.Popen[str]]
+    errors: TextIO
     slices: list[tuple[float, float, float]] = field(default_factory=list)  # begin, end, CPU s
 
     @property
@@ -79,7 +81,11 @@ class Contender:
 
     def prices(self) -> list[tuple[float, float]]:
         """Median milliseconds of a step in each slice, and processor time; NaN in other slices."""
-        said = json.loads(self.ranks[-1].communicate()[0].splitlines()[-1])
+        output = self.ranks[-1].communicate()[0]
+        if not output:
+            self.errors.seek(0)
+            raise RuntimeError(f"{self.name}: {self.errors.read()[-3000:]}")
+        said = json.loads(output.splitlines()[-1])
         # The first step counts from the clock's zero, so that the sums are times of that clock.
         end_N = 1e-3 * np.cumsum(said["step_ms"])
         found = []
@@ -127,7 +133,7 @@ def started(name: str, folder: Path, value: str, job: tuple[str, Case]) -> Itera
             for rank in range(size)
         ]
         try:
-            yield Contender(name, ranks)
+            yield Contender(name, ranks, errors)
         finally:
             for rank in ranks:
                 rank.kill()
