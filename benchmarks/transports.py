@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -30,15 +31,15 @@ from benchmarks.workload import Case
 
 PORTABLE, COMPILED, GLOO = "portable", "compiled", "Gloo"
 VARIABLE = "EMBROUTE_EXCHANGE"  # by which the earlier commit chooses; the portable version has none
-TWO = Case("embroute", "vanilla", 0.1, steps=500, warmup=0, distinct_batches=16)
+TWO = Case("embroute", "vanilla", 0.1, steps=300, warmup=0, distinct_batches=16)
 JOBS: Mapping[str, tuple[str, Case]] = {
     "2 workers x 1024, loopback": ("loopback", TWO),
     "2 workers x 1024, 1gbit": ("1gbit", TWO),
-    "2 workers x 1024, 0.1gbit": ("0.1gbit", replace(TWO, steps=250)),
+    "2 workers x 1024, 0.1gbit": ("0.1gbit", replace(TWO, steps=150)),
     "4 workers x 512, 1gbit": ("1gbit", replace(TWO, workers=4, batch=512)),
 }
 SLICE_S = 2.0  # that a contender runs while the others are stopped
-START_S = 40.0  # for ranks to find each other; a stop before that would look like a lost rank
+START_S = 60.0  # for ranks to find each other; a stop before that would look like a lost rank
 FEWEST = 4  # steps in a slice that counts
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -49,6 +50,7 @@ class Contender:
 
     name: str
     ranks: list[subprocess.Popen[str]]
+    errors: TextIO
     slices: list[tuple[float, float, float]] = field(default_factory=list)  # begin, end, CPU s
 
     @property
@@ -63,7 +65,10 @@ class Contender:
                 rank.send_signal(number)
 
     def run_slice(self) -> None:
-        """Let the ranks run for a while."""
+        """Let the ranks run for a while; a job that has ended gives its time to the others."""
+        if not self.runs:
+            self.slices.append((0.0, 0.0, 0.0))
+            return
         self.signal(signal.SIGCONT)
         began, cpu = time.perf_counter(), self._cpu_s()
         time.sleep(SLICE_S)
@@ -76,7 +81,11 @@ class Contender:
 
     def prices(self) -> list[tuple[float, float]]:
         """Median milliseconds of a step in each slice, and processor time; NaN in other slices."""
-        said = json.loads(self.ranks[-1].communicate()[0].splitlines()[-1])
+        output = self.ranks[-1].communicate()[0]
+        if not output:
+            self.errors.seek(0)
+            raise RuntimeError(f"{self.name}: {self.errors.read()[-3000:]}")
+        said = json.loads(output.splitlines()[-1])
         # The first step counts from the clock's zero, so that the sums are times of that clock.
         end_N = 1e-3 * np.cumsum(said["step_ms"])
         found = []
@@ -124,7 +133,7 @@ def started(name: str, folder: Path, value: str, job: tuple[str, Case]) -> Itera
             for rank in range(size)
         ]
         try:
-            yield Contender(name, ranks)
+            yield Contender(name, ranks, errors)
         finally:
             for rank in ranks:
                 rank.kill()
@@ -137,11 +146,10 @@ def measure(before: Path, job: tuple[str, Case]) -> list[str]:
     with ExitStack() as stack:
         if job[0] != "loopback":
             stack.enter_context(shaped_links([job[0]] * job[1].workers))
-        contenders = []
-        for way in ways:
-            contenders.append(stack.enter_context(started(*way, job)))
-            time.sleep(START_S)
-            contenders[-1].signal(signal.SIGSTOP)
+        contenders = [stack.enter_context(started(*way, job)) for way in ways]
+        time.sleep(START_S)
+        for contender in contenders:
+            contender.signal(signal.SIGSTOP)
         while any(contender.runs for contender in contenders):
             for contender in contenders:
                 contender.run_slice()
