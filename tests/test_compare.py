@@ -230,7 +230,7 @@ def test_compare_output_fits_80_columns_without_colours(arguments: tuple[str, ..
     result = run("compare", *arguments, *SHORT)
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
-    assert max(map(len, result.output.splitlines())) <= 80
+    assert max(map(len, result.stdout.splitlines())) <= 80
     assert "…" not in result.output  # nothing is cut
 
 

@@ -16,7 +16,7 @@ from embroute.data.readers.files import is_parquet
 from embroute.data.readers.parsing import ReadOptions, read_rows
 from embroute.data.readers.records import Syntax
 
-HEAD_ROWS, HEAD_BYTES = 20_000, 2**20
+HEAD_ROWS, FIRST_BYTES = 20_000, 2**20
 LABELS = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
 TIMES = ("time", "timestamp", "ts", "date", "datetime", "event_time", "created_at")
 QUANTITIES = ("price", "amount", "cost", "revenue", "age", "duration")
@@ -42,7 +42,7 @@ def first_rows(path: Path, names: Sequence[str], separator: str) -> pl.DataFrame
         return pl.scan_parquet(path, glob=False).select(names).head(HEAD_ROWS).collect()
     # As bags, columns stay as they are: the text is not hashed.
     layout = ColumnSpec("table", (), bags=tuple(names), syntax=Syntax(separator))
-    rows = next(read_rows(ReadOptions((path,), layout, block_bytes=HEAD_BYTES)), None)
+    rows = next(read_rows(ReadOptions((path,), layout, block_bytes=FIRST_BYTES)), None)
     return pl.DataFrame(schema=list(names)) if rows is None else rows.frame
 
 
