@@ -9,13 +9,16 @@ import pytest
 from embroute.launch.exit import TRY_AGAIN, error_line
 from embroute.launch.supervisor import Program, RunFailedError, supervise
 
-# Each rank waits for the ends of ranks before it, then ends as told: reason or -, exit code.
+# Each rank waits for the end of the rank before it, the first for the start of all; then it ends as
+# told: a reason or -, and an exit code.
 RANK = """
 import os, signal, sys, time
 rank, folder = int(os.environ["RANK"]), os.environ["EMBROUTE_JOB_FOLDER"]
 reason, code = sys.argv[1 + 2 * rank], int(sys.argv[2 + 2 * rank])
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-while rank and not os.path.exists(f"{folder}/over{rank - 1}"):
+open(f"{folder}/ready{rank}", "w").close()
+before = [f"over{rank - 1}"] if rank else [f"ready{r}" for r in range(len(sys.argv) // 2)]
+while not all(os.path.exists(f"{folder}/{name}") for name in before):
     time.sleep(0.01)
 if reason != "-":
     open(f"{folder}/ending-0-{rank}", "w").write(reason)
