@@ -60,7 +60,7 @@ def test_every_rank_names_the_killed_rank(killed: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
-    broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n        '
+    broken = 'if step == 60 and ready.session.rank.name == "worker1":\n            oops()\n        '
     code, output = finish(start(tmp_path / "script.py", broken), 60)
     assert code != 0
     lines = said(output)
@@ -109,7 +109,7 @@ def test_signal_handler_of_a_script_is_kept() -> None:
 @pytest.mark.full
 def test_embroute_run_starts_a_script_and_prints_one_reason(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
+    broken = 'if step == 60 and ready.session.rank.name == "worker1":\n            oops()\n'
     script.write_text(
         ROUTED.read_text().replace("if step % REPORT", f"{broken}        if step % REPORT")
     )
