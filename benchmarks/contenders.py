@@ -105,6 +105,7 @@ def embroute(case: Case) -> Result:
         network=_links(case),
         # In namespaces with links of their own, ranks are on one node only by name.
         transport="auto" if os.environ["MASTER_ADDR"] == "127.0.0.1" else "sockets",
+        own_process=True,
     )
     for samples in ready.loader:
         assert isinstance(samples, Samples)

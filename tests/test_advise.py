@@ -9,14 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute.api.advice import worker_counts
+from embroute.api.advice import Advice, AdviceOptions, worker_counts
 from embroute.cli.main import cli
 from embroute.config.cluster import GIGABIT, Cluster, Host, Worker
 from embroute.config.cluster_file import open_cluster, read_cluster, write_cluster
 from embroute.data.open import DataOptions, open_source
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
-from embroute.report.advice_table import against
+from embroute.report.advice_table import against, recommended
+from embroute.simulator import advisor
 from embroute.simulator.advisor import (
     FULL_SPAN,
     NUM_SIMULATED,
@@ -122,6 +123,53 @@ def test_advice_explains_why_the_first_wins(advices: list[Recommendation]) -> No
     assert "trains as many samples/s as" in against(first, alike)
     assert "and decides in" in against(first, alike)
     assert "decides" not in against(alike, first)
+    slower = replace(alike, outcome=replace(first.outcome, decision_ms=432.1))
+    assert against(first, slower).endswith(" ms, not 432")
+
+
+def test_advice_against_the_same_policy_says_what_differs(advices: list[Recommendation]) -> None:
+    first = advices[0]
+    larger = replace(first.choice, batch=2 * first.choice.batch)
+    slow = replace(first, choice=larger, predicted_s=4 * first.step_s, outcome=None)
+    policy, workers = first.choice.policy, len(first.choice.workers)
+    samples, cache = first.choice.batch // workers, f"caches of {first.choice.cache_rows:,} rows"
+    told = against(first, slow)
+    assert told.startswith(f"{policy} on {workers} workers with {samples} samples and {cache} ")
+    assert f"than {policy} on {workers} workers with {2 * samples} samples and {cache}" in told
+
+
+def test_recommendation_without_a_cache_names_none() -> None:
+    choice = Configuration("nocache", (0, 1), 128, 4000)
+    told = recommended(Recommendation(choice, 0.01))
+    place = "nocache on 2 workers with 64 samples"
+    assert told == f"Recommended: {place}: 12,800 samples/s, 10 ms a step"
+    dataset = embroute.open_data("online-retail(negatives=1)", limit=100)
+    options = AdviceOptions(network="dc-2", dim=64)
+    run = Advice(dataset, options, wish(), (Recommendation(choice, 0.01),)).run
+    assert "cache" not in run
+
+
+def test_run_file_has_numbers_without_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    run = RunFile(dim="64", hidden="32", data_options={"label": "007", "categorical": ["1"]})
+    run.write(path)
+    assert "dim: 64\n" in path.read_text()
+    assert "hidden: 32\n" in path.read_text()
+    assert "label: '007'\n" in path.read_text()
+    again = read_run_file(path)
+    assert (again.dim, again.hidden) == ("64", "32")
+    assert again.data_settings() == run.data_settings()
+
+
+def test_trimmed_cache_holds_every_step_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the smallest cache were as good in the few steps that are simulated."""
+    monkeypatch.setattr(advisor, "_simulate", lambda *_: None)
+    monkeypatch.setattr(advisor, "_outcome_if_as_good", lambda *_: "as good")
+    given = wish("dc-4", dim=16, compute_ms=1.0)
+    choice = Configuration("vanilla", (0, 1, 2, 3), 512, 20_000)
+    setup = workload_of(given, choice, FULL_SPAN).setup
+    found = trim_cache(given, Recommendation(choice, 1.0), quiet).choice
+    assert 2 * setup.step_rows_A.sum() <= found.cache_rows < 4 * setup.step_rows_A.sum()
 
 
 def test_advice_reports_the_hot_set_of_fae() -> None:
@@ -177,6 +225,8 @@ def test_advise_command_chooses_in_place_on_one_machine(tmp_path: Path) -> None:
     arguments += ["--compute-ms-per-sample", "0.01", "--out", str(out)]
     result = CliRunner().invoke(cli, ["advise", *arguments])
     assert result.exit_code == 0, result.output
+    assert "Recommended: in-place on 2 workers with " in result.stdout
+    assert result.stderr.splitlines()[-1] == f"next: embroute train {out}"
     run = read_run_file(out)
     assert (run.policy, run.workers, run.cache) == ("in-place", 2, RunFile.cache)
 

@@ -54,7 +54,7 @@ def run_command(command: str, told: str) -> None:
         if told.startswith("embroute: "):
             assert f"embroute: {result.exception}\n" == told
             return
-        code, output = result.exit_code, result.output
+        code, output = result.exit_code, result.output or repr(result.exception)
     assert code == 0, output
     assert [line for line in told.splitlines() if line not in output] == []
 

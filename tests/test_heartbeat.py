@@ -15,7 +15,7 @@ NAMES = ["coordinator", "worker0"]
 def left_after(hosts_store: bool, stays_s: float) -> float:
     """Seconds until the coordinator has left, while a worker stays for `stays_s`."""
     store = PrefixStore("job", HashStore())
-    coordinator, worker = (Heartbeat(store, name, NAMES, 5.0) for name in NAMES)
+    coordinator, worker = (Heartbeat(store, name, NAMES, 5.0, print) for name in NAMES)
     coordinator.hosts_store = hosts_store
     inside = threading.Event()
 

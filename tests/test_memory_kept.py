@@ -7,7 +7,7 @@ import pytest
 
 STEPS = """
 import ctypes, resource, sys
-from embroute.launch.rendezvous import (keep_memory)
+from embroute.launch.process import (keep_memory)
 
 if sys.argv[1] == "kept":
     print("able" if keep_memory() else "unable")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from embroute.cli.main import cli
+from embroute.cli.main import cli, load_command
 from embroute.config.progress import is_quiet
 from embroute.simulator.step_table import STEP_COLUMNS
 
@@ -66,6 +70,41 @@ def test_describe_json_dash_is_json(clicks: str) -> None:
 def test_two_results_do_not_fit_stdout() -> None:
     result = CliRunner().invoke(cli, ["compare", "--json", "-", "--report", "-", *SHORT])
     assert str(result.exception) == "--json - and --report -: only one result fits standard output"
+
+
+def next_words(result: Result) -> list[str]:
+    """The last line's command, which its own parser accepts."""
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("next: embroute ")
+    words = shlex.split(last.removeprefix("next: embroute "))
+    load_command(words[0]).make_context(words[0], words[1:])
+    return words
+
+
+def test_every_command_ends_with_the_next_one(clicks: str) -> None:
+    columns = ("--data", clicks, "--label", "click", "--categorical", "user,item")
+    words = next_words(run("compare", "--policies", "herald", *columns, *SHORT))
+    assert words == ["advise", *columns, "--network", "edge-4"]
+    words = next_words(run("simulate", "--policy", "herald", "--shuffle", *columns, *SHORT))
+    assert words[:9] == ["compare", *columns, "--policies", "vanilla,herald"]
+    assert {"--shuffle", "--network", "--steps", "--warmup"} < set(words)
+    words = next_words(run("data", "describe", clicks))
+    assert words[:7] == ["compare", *columns]
+
+
+def test_shell_completion_prints_a_script() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        result = subprocess.run(
+            [Path(sys.executable).parent / "embroute"],
+            env=os.environ | {"_EMBROUTE_COMPLETE": f"{shell}_source"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "_EMBROUTE_COMPLETE" in result.stdout
+        assert "embroute" in result.stdout
+    manual = Path(__file__).parent.parent / "docs" / "index.md"
+    assert "_EMBROUTE_COMPLETE=bash_source embroute" in manual.read_text()
 
 
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])

@@ -12,8 +12,9 @@ from embroute.config.cluster import Cluster, Host, Worker
 from embroute.config.cluster_file import open_cluster
 from embroute.cost.step_time import MIN_CHUNK_S, Traffic, pipelined, step_time
 from embroute.data.open import open_source
-from embroute.engine.packing import PendingBlock
-from embroute.engine.shard import IncomingBlocks, Shard
+from embroute.engine.packing import InFlight
+from embroute.engine.schedule import TransferBlock
+from embroute.engine.shard import Shard
 from embroute.kernels.codes import LATE, MAX_CHUNKS, MISS_PULL, UPDATE_PUSH, URGENT
 from embroute.launch.in_process import run_in_process
 from embroute.nn.settings import Settings
@@ -62,16 +63,16 @@ def test_shard_sends_a_chunk_before_it_receives_the_next(monkeypatch: pytest.Mon
     stream, take, post = Shard._stream, Shard._take, Shard._send
 
     def streaming(
-        shard: Shard, pushes: Sequence[PendingBlock], pulls: Sequence[PendingBlock], parts: int
+        shard: Shard, pushes: Sequence[TransferBlock], pulls: Sequence[TransferBlock], parts: int
     ) -> None:
         steps.append("")
         stream(shard, pushes, pulls, parts)
 
-    def taking(shard: Shard, coming: IncomingBlocks) -> None:
+    def taking(shard: Shard, coming: InFlight) -> None:
         take(shard, coming)
         steps[-1] += "i"
 
-    def posting(shard: Shard, wanted: Sequence[PendingBlock]) -> object:
+    def posting(shard: Shard, wanted: Sequence[TransferBlock]) -> object:
         steps[-1] += "o"
         return post(shard, wanted)
 

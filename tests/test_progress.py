@@ -31,7 +31,7 @@ def test_a_line_comes_at_least_every_five_seconds() -> None:
     lines = StatusLines(stream, lambda: now[0])
     lines.begin("reading data")
     watched(lines, now, 29)
-    assert stream.getvalue().splitlines() == [f"reading data ({s} s)" for s in range(4, 30, 4)]
+    assert stream.getvalue().splitlines() == [f"reading data ({s} s)" for s in range(3, 30, 3)]
 
 
 def test_a_written_line_postpones_the_next_one() -> None:
@@ -39,7 +39,7 @@ def test_a_written_line_postpones_the_next_one() -> None:
     lines = StatusLines(stream, lambda: now[0])
     lines.begin("waiting")
     for _ in range(5):
-        watched(lines, now, 3)
+        watched(lines, now, 2)
         lines.print("step")
     assert stream.getvalue() == "step\n" * 5
 

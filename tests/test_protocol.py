@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import cache
-from itertools import chain
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -15,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embroute.engine import control
-from embroute.engine.batches import BatchAdapter
-from embroute.engine.control import receive_messages, send_all, send_message
+from embroute.engine.control import (
+    receive_messages,
+    send_all,
+    send_message,
+)
 from embroute.engine.protocol import codec
 from embroute.engine.protocol.messages import (
     ControlMessage,
@@ -38,16 +39,11 @@ from embroute.engine.protocol.messages import (
     step_of_message,
 )
 from embroute.engine.schedule import RankTransfers
-from embroute.engine.sharding import RowSharding
-from embroute.engine.step_message import read_worker_step, step_messages
 from embroute.engine.transfer_kernels import HEAD
-from embroute.kernels.array_types import Array
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.transport import interface
 from embroute.transport.interface import LostPeerError, MessageError
-from tests.jobs import batches, settings_of
-from tests.promises import adapter, promise
 
 CLEAR = re.compile(rf"{COORDINATOR} sent (\w+|kind \d+) of step -?\d+: \w.*")
 TOPOLOGY = (3, 2)
@@ -132,7 +128,7 @@ def receive(data: bytes) -> ControlMessage | None:
     except LostPeerError:
         pass  # the stream ended before the message did
     finally:
-        assert stream.largest <= max(codec.HEAD_BYTES, len(data) + codec.MAX_BODY_BYTES)
+        assert stream.largest <= max(codec.FRAME_HEAD_BYTES, len(data) + codec.MAX_BODY_BYTES)
     return None
 
 
@@ -246,7 +242,7 @@ def test_huge_length_is_refused_before_memory_is_taken() -> None:
     stream = Stream(sealed(2, 7, b"", announced=codec.MAX_BODY_BYTES + 1))
     with pytest.raises(MessageError, match="TrainBatch of step 7: it announces 2147483649 bytes"):
         receive_messages(stream, [COORDINATOR])  # type: ignore[arg-type]
-    assert stream.largest == codec.HEAD_BYTES
+    assert stream.largest == codec.FRAME_HEAD_BYTES
 
 
 def test_other_version_of_the_protocol_is_named() -> None:
@@ -278,77 +274,3 @@ def test_unexpected_kinds_are_refused() -> None:
 
     with pytest.raises(MessageError, match="coordinator sent Save of step 4: this rank expects"):
         run_in_process(1, 1, main)
-
-
-@cache
-def real_messages(policy: str) -> tuple[RowSharding, BatchAdapter, list[ControlMessage]]:
-    """All messages of a small job."""
-    promised = promise(batches(TOPOLOGY[0], 6), "sgd", TOPOLOGY, settings_of(policy, TOPOLOGY[0]))
-    sharding, own = RowSharding(promised.setup), adapter()
-    own.infer_spec(batches(TOPOLOGY[0], 6)[0])
-    messages: list[ControlMessage] = []
-    for plan in promised.plans:
-        shards, workers = step_messages(plan, sharding, own, 0)
-        messages += [*shards, *workers]
-    return sharding, own, messages
-
-
-def arrays_of(message: object) -> Iterator[Array]:
-    """The arrays of a message, which may be changed in place."""
-    if isinstance(message, tuple):
-        for field in message:
-            yield from arrays_of(field)
-    elif isinstance(message, np.ndarray) and message.dtype == np.int32 and message.size:
-        yield message
-
-
-def copied(message: ControlMessage) -> ControlMessage:
-    """The message after its way over the wire, with arrays of its own."""
-    head, body = codec.encode(message)
-    return codec.decode_body(codec.decode_head(head, COORDINATOR), body)
-
-
-@pytest.mark.parametrize("policy", ["esd(1)", "fae(hot=0.4, rate=25, buffer=8)"])
-@given(data=st.data())
-def test_rows_out_of_range_are_never_used(policy: str, data: st.DataObject) -> None:
-    """Any number of a message is replaced by another one: no row outside of a store is named."""
-    sharding, own, messages = real_messages(policy)
-    message = copied(data.draw(st.sampled_from(messages)))
-    array = data.draw(st.sampled_from(list(arrays_of(message))))
-    value = data.draw(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 400))
-    array[data.draw(st.integers(0, len(array) - 1))] = value
-    if isinstance(message, ShardStep):
-        shard = data.draw(st.integers(0, 1))
-        num_rows_A = sharding.counts_KA[shard].tolist()
-        if not message.transfers.fault(TOPOLOGY[0], num_rows_A, num_rows_A):
-            for block in chain.from_iterable(message.transfers.by_time()):
-                assert block.peer < TOPOLOGY[0]
-                assert 0 <= block.indices.min() <= block.indices.max() < num_rows_A[block.arena]
-        return
-    assert isinstance(message, TrainBatch)
-    slots_A = sharding.setup.capacity_WA.max(0).tolist()
-    try:
-        step = read_worker_step(message, slots_A, TOPOLOGY[1], own)
-    except MessageError as error:
-        demand_clear(error)
-        return
-    for arena, slots in enumerate(slots_A):
-        touched, replicas = step.slot_AT[arena], step.replica_slot_AU[arena]
-        assert step.local_A[arena] <= len(touched)
-        assert not len(touched) or (touched.min() >= 0 and touched.max() < slots)
-        assert not len(replicas) or (replicas.min() >= 0 and replicas.max() < slots)
-    assert step.touch_L.min(initial=0) >= -1
-    assert int(step.micro_batch.offsets[-1]) == len(step.micro_batch.ids)
-
-
-@pytest.mark.parametrize("policy", ["esd(1)", "fae(hot=0.4, rate=25, buffer=8)"])
-def test_real_messages_pass_the_checks_of_their_readers(policy: str) -> None:
-    sharding, own, messages = real_messages(policy)
-    for number, message in enumerate(messages):
-        rank = number % sum(TOPOLOGY)
-        if isinstance(message, ShardStep):
-            num_rows_A = sharding.counts_KA[rank].tolist()
-            assert message.transfers.fault(TOPOLOGY[0], num_rows_A, num_rows_A) == ""
-        elif isinstance(message, TrainBatch):
-            slots_A = sharding.setup.capacity_WA[rank - TOPOLOGY[1]].tolist()
-            assert read_worker_step(message, slots_A, TOPOLOGY[1], own).step == message.step

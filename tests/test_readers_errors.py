@@ -201,7 +201,7 @@ def test_parquet_error_names_row_column_and_value(tmp_path: Path) -> None:
 def test_unsupported_parquet_type_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pl.DataFrame({"y": [0], "a": ["u"], "x": [[1.0, 2.0]]}).write_parquet(path)
-    with pytest.raises(ValueError, match="column x holds List"):
+    with pytest.raises(ValueError, match="column x holds lists: give it with --bag x"):
         open_source(str(path), OPTIONS)
 
 

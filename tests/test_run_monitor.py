@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from embroute.config.progress import StatusLines
 from embroute.engine.protocol.messages import StepHeader
 from embroute.report.run_folder import SUMMARY
-from embroute.train import metrics_log
 from embroute.train.metrics_log import RunMonitor
 
 BATCH = 100
@@ -26,12 +26,13 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """A clock that a test moves by hand."""
+    """A clock that a test moves by hand, and the lines that go by it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
-        # Only there: TensorBoard's own threads wait by the real one.
-        monkeypatch.setattr(metrics_log, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def lines(self, terminal: io.StringIO) -> StatusLines:
+        return StatusLines(terminal, lambda: self.now)
 
 
 def train(eyes: RunMonitor, clock: Clock, first: int, seconds: list[float]) -> None:
@@ -43,11 +44,9 @@ def train(eyes: RunMonitor, clock: Clock, first: int, seconds: list[float]) -> N
         eyes.step(StepHeader(step, BATCH, BATCH, hits=3, touches=4), 0.5, figures)
 
 
-def test_reported_speed_excludes_compilation_and_evaluations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, terminal = Clock(monkeypatch), Terminal()
-    eyes = RunMonitor(tmp_path, 6, terminal)
+def test_reported_speed_excludes_compilation_and_evaluations(tmp_path: Path) -> None:
+    clock, terminal = Clock(), Terminal()
+    eyes = RunMonitor(tmp_path, 6, clock.lines(terminal))
     train(eyes, clock, 0, [30.0, 0.5, 0.5])
     clock.now += 7.0
     eyes.evaluated(3, {"auc": 0.75})
@@ -59,30 +58,54 @@ def test_reported_speed_excludes_compilation_and_evaluations(
     assert "6 steps, 200 samples/s" in terminal.getvalue()
 
 
-def test_run_of_one_step_reports_a_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    eyes = RunMonitor(tmp_path, 1, Terminal())
+def test_run_of_one_step_reports_a_speed(tmp_path: Path) -> None:
+    clock = Clock()
+    eyes = RunMonitor(tmp_path, 1, clock.lines(Terminal()))
     train(eyes, clock, 0, [2.0])
     eyes.close(0, "vanilla", {})
     assert json.loads((tmp_path / SUMMARY).read_text())["samples_per_s"] == BATCH / 2.0
 
 
-def test_live_line_shows_speed_loss_hits_and_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, terminal = Clock(monkeypatch), Terminal()
-    eyes = RunMonitor(tmp_path, 10, terminal)
+def test_live_line_shows_speed_loss_hits_and_links(tmp_path: Path) -> None:
+    clock, terminal = Clock(), Terminal()
+    eyes = RunMonitor(tmp_path, 10, clock.lines(terminal))
     train(eyes, clock, 0, [2.0])
-    line = "step 1/10  50 samples/s  loss 0.5000  hits 75 %  MB/s 2.5 0.5"
+    line = "step 1/10  50 samples/s  loss 0.5000  hits 75 %  left 0:00:18  MB/s 2.5 0.5"
     assert line in terminal.getvalue()
     eyes.close(0, "vanilla", {})
 
 
-def test_metrics_are_written_to_tensorboard_and_json_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    eyes = RunMonitor(tmp_path, 2, Terminal())
+def test_piped_run_prints_a_line_at_least_every_five_seconds(tmp_path: Path) -> None:
+    """Slow and fast steps, by a clock: a thread polls twice a second."""
+    clock, pipe = Clock(), io.StringIO()
+    lines = clock.lines(pipe)
+    lines.begin("reading data")
+    written = []
+    eyes = RunMonitor(tmp_path, 100, lines)
+    for seconds in [29.0, *[0.5] * 40, 17.0, *[1.5] * 20]:
+        for _ in range(int(2 * seconds)):
+            clock.now += 0.5
+            lines.poll()
+            written.append((clock.now, pipe.tell()))
+        train(eyes, clock, eyes.steps, [0.0])
+        written.append((clock.now, pipe.tell()))
+    times = [
+        now for (now, size), (_, before) in zip(written[1:], written, strict=False) if size > before
+    ]
+    gaps = [b - a for a, b in zip([1000.0, *times], times, strict=False)]
+    assert 2 < max(gaps) <= 5
+    text = pipe.getvalue().splitlines()
+    assert text[0] == "reading data (3 s)"
+    assert any(line.startswith("step 41 of 100; waiting for the next (") for line in text)
+    assert any(
+        re.match(r"step \d+/100  .* samples/s  loss 0.5000 .* left 0:0\d:\d\d", t) for t in text
+    )
+    eyes.close(61, "vanilla", {})
+
+
+def test_metrics_are_written_to_tensorboard_and_json_lines(tmp_path: Path) -> None:
+    clock = Clock()
+    eyes = RunMonitor(tmp_path, 2, clock.lines(Terminal()))
     train(eyes, clock, 0, [1.0, 1.0])
     eyes.evaluated(2, {"auc": 0.75, "log_loss": 0.25})
     eyes.close(1, "vanilla", {})
@@ -101,7 +124,7 @@ def test_metrics_are_written_to_tensorboard_and_json_lines(
 
 def test_run_without_steps_says_nothing_to_train(tmp_path: Path) -> None:
     terminal = Terminal()
-    RunMonitor(tmp_path, 5, terminal).idle()
+    RunMonitor(tmp_path, 5, Clock().lines(terminal)).idle()
     assert "nothing to train" in terminal.getvalue()
     assert not (tmp_path / SUMMARY).exists()
 
@@ -115,18 +138,16 @@ def _wait_for_the_next_second() -> None:
     time.sleep(1.01 - time.time() % 1)
 
 
-def test_resumed_run_continues_steps_clock_and_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    eyes = RunMonitor(tmp_path, 10, Terminal())
+def test_resumed_run_continues_steps_clock_and_bytes(tmp_path: Path) -> None:
+    clock = Clock()
+    eyes = RunMonitor(tmp_path, 10, clock.lines(Terminal()))
     train(eyes, clock, 0, [1.0] * 6)
     eyes._close()  # killed: steps after the checkpoint at step 4 are to come again
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "sec')
     clock.now += 1000
     _wait_for_the_next_second()
-    again = RunMonitor(tmp_path, 10, Terminal())
+    again = RunMonitor(tmp_path, 10, clock.lines(Terminal()))
     train(again, clock, 4, [1.0] * 6)
     again.close(9, "vanilla", {})
     lines = lines_of(tmp_path)
@@ -138,12 +159,10 @@ def test_resumed_run_continues_steps_clock_and_bytes(
     assert [scalar.step for scalar in board.Scalars("loss")] == list(range(1, 11))
 
 
-def test_new_run_in_a_folder_replaces_its_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
+def test_new_run_in_a_folder_replaces_its_metrics(tmp_path: Path) -> None:
+    clock = Clock()
     for _ in range(2):
-        eyes = RunMonitor(tmp_path, 3, Terminal())
+        eyes = RunMonitor(tmp_path, 3, clock.lines(Terminal()))
         train(eyes, clock, 0, [1.0] * 3)
         eyes.close(2, "vanilla", {})
     lines = lines_of(tmp_path)

@@ -1,4 +1,4 @@
-"""Users' scripts that end early: one clear line from every rank."""
+"""Scripts that own their processes and end early: one clear line from every rank."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from tests.test_example import ROUTED
 SECONDS = 30.0  # the default of peer_timeout
 
 
-def start(script: Path) -> subprocess.Popen[str]:
-    """Start a script's job and wait until it trains."""
+def start(script: Path, then: str = "") -> subprocess.Popen[str]:
+    """Start the example's job in processes of its own, and wait until it trains."""
+    text = ROUTED.read_text().replace("lookups=", "own_process=True, lookups=")
+    script.write_text(text.replace("if step % REPORT", f"{then}if step % REPORT"))
     run = begin([*TORCHRUN, str(script), "--steps", "4000"])
     assert run.stdout is not None
     for line in run.stdout:
@@ -40,8 +42,8 @@ def said(output: str) -> dict[str, list[str]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("killed", ["coordinator", "shard0", "worker1"])
-def test_every_rank_names_the_killed_rank(killed: str) -> None:
-    run = start(ROUTED)
+def test_every_rank_names_the_killed_rank(killed: str, tmp_path: Path) -> None:
+    run = start(tmp_path / "script.py")
     os.kill(pid_of(run, killed), signal.SIGKILL)
     began = time.monotonic()
     code, output = finish(run, 60)
@@ -58,12 +60,8 @@ def test_every_rank_names_the_killed_rank(killed: str) -> None:
 
 @pytest.mark.full
 def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n'
-    script.write_text(
-        ROUTED.read_text().replace("if step % REPORT", f"{broken}        if step % REPORT")
-    )
-    code, output = finish(start(script), 60)
+    broken = 'if step == 60 and ready.run.rank.name == "worker1":\n            oops()\n        '
+    code, output = finish(start(tmp_path / "script.py", broken), 60)
     assert code != 0
     lines = said(output)
     assert lines.pop("worker1") == ["NameError: name 'oops' is not defined"]
@@ -75,10 +73,8 @@ def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
     left = "if step == 60:\n            break\n        "
-    script.write_text(ROUTED.read_text().replace("if step % REPORT", f"{left}if step % REPORT"))
-    code, output = finish(start(script), 60)
+    code, output = finish(start(tmp_path / "script.py", left), 60)
     assert code != 0
     lines = said(output)
     assert sorted(lines) == sorted(rank_names(2, 1)), output

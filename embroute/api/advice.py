@@ -20,7 +20,7 @@ from embroute.config.spec import LIMITS, one_line, parse_int, parse_size, shown
 from embroute.data.batch import Source
 from embroute.planner.setup import Setup, parse_dim
 from embroute.policies.catalog import DEFAULT_POLICY
-from embroute.report.advice_table import advice_table, reasons, worker_bytes
+from embroute.report.advice_table import advice_table, has_cache, reasons, recommended, worker_bytes
 from embroute.report.comparison_table import cell_html, recorded
 from embroute.simulator.advisor import (
     EXACT_POLICIES,
@@ -163,8 +163,9 @@ class Advice:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the first recommendation wins, and which facts speak against it."""
-        return tuple(reasons(self.constraints, self.recommendations))
+        """The recommendation, why it wins, and which facts speak against it."""
+        told = reasons(self.constraints, self.recommendations)
+        return (recommended(self.recommendations[0]), *told)
 
     @property
     def run(self) -> dict[str, object]:
@@ -178,7 +179,7 @@ class Advice:
             network = cluster.only(choice.workers)
         elif network in CLUSTER_PRESETS:
             network = f"{network}-{cluster.num_workers}"
-        cache = {"cache": f"{choice.cache_rows}rows"} if choice.cache_rows else {}
+        cache = {"cache": f"{choice.cache_rows}rows"} if has_cache(choice) else {}
         return {
             "data": self.dataset.name,
             "data_options": self.dataset.options.changed(),

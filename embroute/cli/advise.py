@@ -5,15 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from embroute.api.advice import AdviceOptions, advice_on
+from embroute.api.advice import Advice, AdviceOptions, advice_on
 from embroute.api.frames import Dataset
-from embroute.cli.data import reading_progress
-from embroute.cli.options import data_options, limited, output_file
-from embroute.cli.outputs import tell_compiling
+from embroute.cli.data import open_data_option
+from embroute.cli.options import STDOUT, data_options, limited, output_file
+from embroute.cli.outputs import (
+    changed_words,
+    console,
+    data_words,
+    tell_compiling,
+    tell_next,
+    write_output,
+)
+from embroute.config.scratch import scratch_folder
 from embroute.cost.step_time import OPTIMIZERS
-from embroute.data.open import DataOptions, naming, open_source
+from embroute.data.open import DataOptions, option_name
 from embroute.report.advice_table import advice_table
 
 
@@ -66,22 +73,47 @@ def advise_command(
     options = AdviceOptions(**values)  # type: ignore[arg-type]
     if out is not None:
         output_file("--out", out)
-    with reading_progress() as progress, naming("--data", data):
-        source = open_source(data, data_options, progress)
+    source = open_data_option(data, data_options)
     tell_compiling()
     advice = advice_on(Dataset(data, source, data_options), options)
-    console = Console()
-    console.print(advice_table(advice.recommendations, advice.constraints.setup))
+    tables = console()
+    tables.print(advice_table(advice.recommendations, advice.constraints.setup))
     for reason in advice.reasons:
-        console.print(reason, highlight=False, markup=False)
+        tables.print(reason, highlight=False, markup=False)
     if out is not None:
-        from embroute.train.run_file import RunFile
-
-        RunFile(**advice.run_at(out)).write(out)  # type: ignore[arg-type]
-        click.echo(f"written: {out}", err=True)
+        _write(advice, out)
     best = advice.recommendations[0].samples_s
     if target_samples_per_s and best < target_samples_per_s:
         raise ValueError(
             f"--target-samples-per-s {target_samples_per_s:,.0f}: the best found is {best:,.0f}; "
             f"more memory, faster links or more workers would be needed"
         )
+    _tell_next(advice, out)
+
+
+def _write(advice: Advice, out: Path) -> None:
+    """The recommended run as a run file, perhaps on stdout."""
+    from embroute.train.run_file import RunFile
+
+    named = Path("run.yaml") if out == STDOUT else out
+    run = RunFile(**advice.run_at(named))  # type: ignore[arg-type]
+    with scratch_folder("advice") as folder:
+        run.write(folder / "run.yaml")
+        write_output("--out", out, (folder / "run.yaml").read_text())
+
+
+def _tell_next(advice: Advice, out: Path | None) -> None:
+    """The training of the recommended run, if the data has labels."""
+    data = advice.dataset
+    if not data.source.schema.labelled:
+        tell_next("embroute", "data", "describe", data.name)
+    elif out is not None:
+        tell_next("embroute", "train", str(out))
+    elif isinstance(advice.run["network"], str):
+        run = {**advice.run, "data": None, "data_options": None}
+        words = [word for name, v in run.items() if v for word in (option_name(name), str(v))]
+        tell_next("embroute", "train", *data_words(data.name, data.options), *words)
+    else:  # a network of some of the workers needs a file
+        words = changed_words(advice.options)
+        command = [*data_words(data.name, data.options), *words, "--out", "run.yaml"]
+        tell_next("embroute", "advise", *command)

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from embroute.cli.options import STDOUT, output_file
-from embroute.cli.outputs import console, tell, tell_written
+from embroute.cli.outputs import console, tell, tell_next, tell_written
 from embroute.config.scratch import scratch_folder
 from embroute.cost.step_time import OPTIMIZERS
 
@@ -59,6 +59,7 @@ def inspect_command(path: Path, verify: bool) -> None:
     tables.print(str(folder), markup=False, highlight=False, soft_wrap=True)
     tables.print(_facts(manifest, checked, position))
     tables.print(_tables(manifest.identity))
+    tell_next("embroute", "checkpoint", "export", str(folder), "--out", "tables.safetensors")
 
 
 @checkpoint_group.command("export")
@@ -82,6 +83,8 @@ def export_command(path: Path, out: Path, names: tuple[str, ...]) -> None:
     if target != STDOUT:
         info = export_tables(source, target, names)
         tell_written(out, f" ({_size(info.num_bytes)})")
+        run = [str(path / "run.yaml")] if (path / "run.yaml").is_file() else []
+        tell_next("embroute", "train", *run, "--tables", str(out), "--out", "run-from-tables")
         return
     with scratch_folder("export") as folder:
         export_tables(source, folder / "tables", names)

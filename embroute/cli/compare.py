@@ -6,11 +6,20 @@ import click
 
 from embroute.api.comparisons import measure_comparison
 from embroute.api.frames import Dataset
-from embroute.cli.data import reading_progress, tell_bad_rows
+from embroute.cli.data import open_data_option, tell_bad_rows
 from embroute.cli.options import data_options, job_options
-from embroute.cli.outputs import Outputs, console, output_options, tell, tell_compiling
+from embroute.cli.outputs import (
+    Outputs,
+    changed_words,
+    console,
+    data_words,
+    output_options,
+    tell,
+    tell_compiling,
+    tell_next,
+)
 from embroute.config.signature import first_line, options_of
-from embroute.data.open import DataOptions, naming, open_source
+from embroute.data.open import DataOptions
 from embroute.policies.catalog import SYSTEMS
 from embroute.report.comparison_table import comparison_table, subsets
 from embroute.simulator.job_options import JobOptions
@@ -60,8 +69,7 @@ def compare_command(
         names = policies_of(policies)
     chosen = named_policies(names)
     outputs.check()
-    with reading_progress() as progress, naming("--data", data):
-        source = open_source(data, data_options, progress)
+    source = open_data_option(data, data_options)
     tell_compiling()
     comparison = measure_comparison(chosen, Dataset(data, source), options)
     results, job, tables = comparison.report.results, comparison.job, console()
@@ -75,3 +83,6 @@ def compare_command(
     if trained < job.steps:
         tell(f"the data ended after {trained} of {job.steps} steps")
     outputs.write(comparison)
+    changed = ("network", "dim", "optimizer", "compute_ms_per_sample")
+    words = [*data_words(data, data_options), *changed_words(options, changed)]
+    tell_next("embroute", "advise", *words)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from embroute.cli.options import data_options, limited, output_file
-from embroute.cli.outputs import console, tell, write_output
+from embroute.cli.outputs import console, data_words, tell, tell_next, write_output
 from embroute.config.progress import progress_bar
 from embroute.data.batch import Source
 from embroute.data.describe import (
@@ -23,9 +23,11 @@ from embroute.data.describe import (
     FieldDescription,
     describe,
 )
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import DataOptions, naming, open_source, proposed_uses
+from embroute.data.proposal import ColumnProposal, as_options
 from embroute.data.readers.file_source import FileSource
 from embroute.data.readers.files import Progress
+from embroute.simulator.job_options import JobOptions, cluster_of
 
 
 @click.group("data")
@@ -40,32 +42,63 @@ def data_group() -> None:
     "--batch", type=limited("batch"), default=1024, show_default=True, help="Samples per batch."
 )
 @click.option(
-    "--samples", type=limited("samples"), metavar="N", help="Describe only the first N samples."
-)
-@click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the tables as JSON too."
 )
 def describe_command(
-    options: DataOptions, data_name: str, batch: int, samples: int | None, json_file: Path | None
+    options: DataOptions, data_name: str, batch: int, json_file: Path | None
 ) -> None:
     """Show samples, fields, distinct ids, skew, and reuse between batches, as tables.
 
-    PATH is a file, a directory or a pattern; NAME is built-in data such as online-retail.
+    PATH is a file, a directory or a pattern; NAME is built-in data such as online-retail. If no
+    option names a column, uses of the columns are proposed.
     """
     if json_file is not None:
         output_file("--json", json_file)
+    proposals = proposed_uses(data_name, options)
+    if proposals:
+        console().print(_proposals(proposals))
+        options = replace(options, **as_options(proposals))  # type: ignore[arg-type]
+        if not options.categorical and not options.bag:
+            raise ValueError(f"{data_name}: no column looks like ids; name some with --categorical")
     with reading_progress() as report:
         source = open_source(data_name, options, report)
-        sizes = [size for size in (samples, source.num_samples) if size is not None]
 
         def report_samples(num_samples: int) -> None:
-            report("describing", num_samples / min(sizes) if sizes else 0.0)
+            report("describing", num_samples / source.num_samples if source.num_samples else 0.0)
 
-        description = describe(source, batch, samples, report_samples)
+        description = describe(source, batch, report_samples)
     if json_file is not None:
         write_output("--json", json_file, json.dumps(asdict(description), indent=2) + "\n")
     _show(data_name, description)
+    if not proposals:
+        tell_note(source)
     tell_bad_rows(source)
+    steps = _steps_that_fit(description.num_samples)
+    tell_next("embroute", "compare", *data_words(data_name, options), *steps)
+
+
+def _steps_that_fit(num_samples: int) -> list[str]:
+    """Options of `compare` with which the data does not end before the first measured step."""
+    workers = cluster_of(JobOptions()).num_workers
+    if num_samples > (JobOptions.warmup + 1) * JobOptions.batch * workers:
+        return []
+    batch = max(1, num_samples // (workers * 3 * JobOptions.warmup))
+    warmup = ["--warmup", "0"] if num_samples <= (JobOptions.warmup + 1) * batch * workers else []
+    return ["--batch", str(batch), *warmup]
+
+
+def open_data_option(data: str, options: DataOptions) -> Source:
+    """The data of --data, opened with a progress bar; notes about its columns go to stderr."""
+    with reading_progress() as progress, naming("--data", data):
+        source = open_source(data, options, progress)
+    tell_note(source)
+    return source
+
+
+def tell_note(source: Source) -> None:
+    """Print one line about columns that are probably used otherwise."""
+    if isinstance(source, FileSource) and source.note:
+        tell(source.note)
 
 
 @contextmanager
@@ -90,6 +123,16 @@ def _show(name: str, description: Description) -> None:
     tables.print(_skew(description))
     if reuse.num_batches:
         tables.print(_reuse(description))
+
+
+def _proposals(columns: Sequence[ColumnProposal]) -> Table:
+    table = Table(title="Proposed uses of the columns")
+    for heading in ("column", "use", "because of"):
+        table.add_column(heading, overflow="fold")
+    for column in columns:
+        use = f"--{column.use}" if column.use else "not used"
+        table.add_row(escape(column.name), use, escape(column.reason))
+    return table
 
 
 def _facts(description: Description) -> Table:

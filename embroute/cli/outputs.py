@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -24,6 +24,7 @@ from embroute.cli.options import (
 )
 from embroute.config.progress import is_quiet
 from embroute.config.spec import parse_size
+from embroute.data.open import DataOptions, option_name
 from embroute.simulator.simulation import kernels_are_compiled
 
 _P = ParamSpec("_P")
@@ -86,6 +87,26 @@ def tell_next(*words: str) -> None:
     """End with the command that a user may type next."""
     if not _stdout_is_taken():
         tell(f"next: {shlex.join(words)}")
+
+
+def data_words(data: str, options: DataOptions) -> list[str]:
+    """The options that name data and the uses of its columns, as a user types them."""
+    words = ["--data", data]
+    for name, value in options.changed().items():
+        words.append(option_name(name))
+        if value is not True:
+            words.append(",".join(value) if isinstance(value, tuple) else str(value))
+    return words
+
+
+def changed_words(options: object, names: Iterable[str] = ()) -> list[str]:
+    """The options of a dataclass that differ from their defaults, as a user types them."""
+    words = []
+    for name in names or type(options).__annotations__:
+        value = getattr(options, name)
+        if value != getattr(type(options), name):
+            words += [option_name(name)] if value is True else [option_name(name), str(value)]
+    return words
 
 
 def tell_compiling() -> None:

@@ -9,7 +9,7 @@ from typing import TextIO
 import click
 
 from embroute.cli.options import limited, naming_output, output_file, replacing
-from embroute.cli.outputs import tell_written
+from embroute.cli.outputs import tell_next, tell_written
 from embroute.config.progress import progress_bar
 from embroute.kernels.array_types import F32
 
@@ -48,6 +48,7 @@ def predict_command(
         with naming_output("--out", out), replacing(out) as file:
             count = _write(file, scored())
     tell_written(out, f" ({count} samples)")
+    tell_next("embroute", "report", str(run), "--html", "report.html")
 
 
 def _write(file: TextIO, batches: Iterable[tuple[F32, F32]]) -> int:

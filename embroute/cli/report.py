@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from embroute.cli.options import report_file, require_bokeh
-from embroute.cli.outputs import console, write_output
+from embroute.cli.outputs import console, tell_next, write_output
 from embroute.report.run_folder import read_history, read_summary, runs_table
 
 
@@ -40,3 +40,5 @@ def report_command(runs: tuple[Path, ...], page: Path | None) -> None:
     console().print(runs_table(dict(zip(_names(runs), summaries, strict=True))))
     if page is not None:
         write_report(page, runs)
+    export = ["embroute", "checkpoint", "export", str(runs[0]), "--out", "tables.safetensors"]
+    tell_next(*export)

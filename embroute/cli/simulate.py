@@ -8,11 +8,19 @@ from pathlib import Path
 
 import click
 
-from embroute.cli.data import reading_progress, tell_bad_rows
+from embroute.cli.data import open_data_option, tell_bad_rows
 from embroute.cli.options import data_options, job_options, naming_output, output_file, replacing
-from embroute.cli.outputs import console, tell, tell_compiling, tell_written
+from embroute.cli.outputs import (
+    changed_words,
+    console,
+    data_words,
+    tell,
+    tell_compiling,
+    tell_next,
+    tell_written,
+)
 from embroute.config.progress import progress_bar
-from embroute.data.open import DataOptions, naming, open_source
+from embroute.data.open import DataOptions
 from embroute.policies.catalog import policy_of
 from embroute.report.comparison_table import comparison_table, step_quantiles, subsets
 from embroute.simulator.comparison import policy_result
@@ -39,8 +47,7 @@ def simulate_command(
     system = policy_of("--policy", policy)
     if csv_path is not None:
         output_file("--csv", csv_path)
-    with reading_progress() as progress, naming("--data", data):
-        source = open_source(data, data_options, progress)
+    source = open_data_option(data, data_options)
     job, reports = workload_from(options, source), list[StepReport]()
     tell_compiling()
     with ExitStack() as stack:
@@ -68,3 +75,6 @@ def simulate_command(
         tell(f"the data ended after {len(reports)} of {job.steps} steps")
     if csv_path is not None:
         tell_written(csv_path, f" ({len(reports)} steps)")
+    rivals = f"vanilla,{policy}" if policy != "vanilla" else "vanilla,embroute"
+    words = [*data_words(data, data_options), "--policies", rivals, *changed_words(options)]
+    tell_next("embroute", "compare", *words)

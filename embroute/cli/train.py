@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from embroute.cli.options import data_options
-from embroute.cli.outputs import tell
+from embroute.cli.outputs import tell, tell_next
 from embroute.cli.report import write_report
 from embroute.config.cluster_file import is_file
+from embroute.config.progress import progress_bar
 from embroute.config.spec import shown
 from embroute.data.open import DataOptions, option_name
 
@@ -113,9 +114,11 @@ def train_command(
         click.echo(f"embroute: {error}", err=True)
         sys.exit(error.exit_code)
     try:
-        write_report(Path(run.out) / "report.html", [Path(run.out)])
+        with progress_bar("writing the report", None, counted=True):
+            write_report(Path(run.out) / "report.html", [Path(run.out)])
     except ValueError as error:  # a report that fails must not fail the finished run
         tell(f"no report: {error}")
+    tell_next("embroute", "predict", run.out, "--out", "scores.csv")
 
 
 def _value(name: str, kind: str, text: str) -> object:

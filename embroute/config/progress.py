@@ -24,7 +24,7 @@ from rich.progress import (
 COUNTED = (MofNCompleteColumn(), TimeElapsedColumn())
 PERCENT = (TaskProgressColumn(),)
 REDRAW_S = 0.1
-SILENCE_S = 4.0  # between two lines, at most; on a terminal a line changes every second
+SILENCE_S = 3.0  # between two lines, at most; on a terminal a line changes every second
 LINE_POLL_S = 0.5
 Mode = Literal["bars", "lines", "none"]
 _mode: ContextVar[Mode] = ContextVar("progress", default="bars")
@@ -73,6 +73,11 @@ class StatusLines:
         self.stream.write(text)
         self.stream.flush()
         self._written = self.clock()
+
+    def clear(self) -> None:
+        """Remove what a terminal shows, for the lines of others."""
+        if self.live:
+            self._write("\r\x1b[K")
 
     def poll(self) -> None:
         """Write a line if it is time."""

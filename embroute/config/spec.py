@@ -88,7 +88,6 @@ LIMITS: Mapping[str, Limit] = {
     "peer_timeout": Limit(1, 10**6, whole=False),
     "positive_rating": Limit(-1e30, 1e30, whole=False),
     "restarts": Limit(0, 10**6),
-    "samples": Limit(1, 10**15),
     "seed": Limit(0, LARGEST_SEED),
     "shards": Limit(1, 1024),
     "steps": Limit(0),

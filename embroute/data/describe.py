@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,23 +52,18 @@ class Description:
 
 
 def describe(
-    source: Source,
-    batch_size: int = 1024,
-    limit: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    source: Source, batch_size: int = 1024, progress: Callable[[int], None] | None = None
 ) -> Description:
-    """Describe a source, or its first `limit` samples, in one pass; memory grows with rows only.
+    """Describe a source in one pass; memory grows with rows only.
 
     `progress` receives the number of samples done.
     """
     if batch_size < 1:
         raise ValueError(f"--batch must be at least 1, got {batch_size}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"--samples must be at least 1, got {limit}")
     schema = source.schema
     counts = AccessCounts(schema)
     reuse = ReuseCounts(schema.num_rows)
-    for batch in rebatch(_first(source.chunks(), limit), batch_size):
+    for batch in rebatch(source.chunks(), batch_size):
         counts.add(batch)
         # A short last batch has fewer distinct rows and would distort the averages.
         if len(batch) == batch_size or reuse.num_batches == 0:
@@ -78,16 +73,6 @@ def describe(
     if not counts.num_samples:
         raise ValueError("there are no samples to describe")
     return counts.description(reuse.result(batch_size))
-
-
-def _first(chunks: Iterator[Batch], limit: int | None) -> Iterator[Batch]:
-    """Chunks with the first `limit` samples."""
-    left = limit
-    for chunk in chunks:
-        yield chunk if left is None else chunk.slice(0, left)
-        left = None if left is None else left - len(chunk)
-        if left is not None and left <= 0:
-            return
 
 
 def top_share(counts: I64, share: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,11 +12,20 @@ import polars as pl
 from embroute.config.spec import LIMITS, did_you_mean, parse_call, shown
 from embroute.data.batch import Batch, Source
 from embroute.data.online_retail import open_retail
+from embroute.data.proposal import (
+    HEAD_ROWS,
+    ColumnProposal,
+    first_rows,
+    has_label_name,
+    propose,
+    words_for_all,
+    words_for_bags,
+)
 from embroute.data.readers import formats
 from embroute.data.readers.columns import ColumnSpec
 from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.files import Progress, find_files
-from embroute.data.readers.formats import FORMATS, ColumnUses, FileHead
+from embroute.data.readers.formats import ALL, FORMATS, ColumnUses, FileHead
 from embroute.data.readers.parsing import FRAME, ReadOptions, column_names
 from embroute.data.schema import Schema
 from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
@@ -85,15 +94,30 @@ def open_frame(
     options = options or DataOptions()
     if options.format not in (None, "table"):
         raise ValueError(f"--format {options.format}: a frame has columns of its own")
-    layout = formats.table_columns(FRAME, frame.columns, ",", options.uses)
+    layout = _table(FRAME, frame.columns, ",", options, lambda names: frame[names].head(HEAD_ROWS))
     reading = ReadOptions((), _completed(layout, options), options.skip_bad_rows, frame=frame)
     return open_files(reading, Numbering(options.hash_rows, options.limit), progress)
 
 
-def check_data(option: str, text: str, options: DataOptions) -> None:
-    """Refuse data that `open_source` would refuse before reading; errors name the option."""
+def proposed_uses(text: str, options: DataOptions) -> list[ColumnProposal]:
+    """Proposed uses of the columns of a file that no option describes; empty for other data."""
+    if options.format or options.uses != ColumnUses() or text.partition("(")[0] in built_in_names():
+        return []
+    try:
+        head = formats.read_head(find_files(text)[0])
+    except ValueError:
+        return []  # opening the data says why
+    if formats.detect(head) is not None:
+        return []
+    names = column_names(head.path, head.separator)
+    return propose(first_rows(head.path, names, head.separator))
+
+
+def check_data(option: str, text: str, options: DataOptions) -> str:
+    """Refuse data that `open_source` would refuse before reading; returns a note for the user."""
     with naming(option, text):
-        _look_up(text, options)
+        data = _look_up(text, options)
+    return data.layout.note if isinstance(data, ReadOptions) else ""
 
 
 @contextmanager
@@ -212,6 +236,27 @@ def _completed(layout: ColumnSpec, options: DataOptions) -> ColumnSpec:
     return replace(layout, bag_separator=options.bag_separator, padding=padding)
 
 
+def _table(
+    path: Path,
+    names: Sequence[str],
+    separator: str,
+    options: DataOptions,
+    first: Callable[[list[str]], pl.DataFrame],
+) -> ColumnSpec:
+    """The layout of a table; a look at its first rows finds columns that are no single ids."""
+    uses = options.uses
+    layout = formats.table_columns(path, names, separator, uses)
+    columns = propose(first(list(layout.categorical)))
+    if ALL not in uses.categorical:
+        return replace(layout, note=words_for_bags(columns))
+    known = set(uses.categorical)  # and 0 or 1 is a label only by its name
+    known |= {c.name for c in columns if c.use == "label" and (uses.label or not has_label_name(c))}
+    columns = [c for c in columns if c.use not in ("categorical", "") and c.name not in known]
+    others = frozenset(column.name for column in columns)
+    layout = formats.table_columns(path, names, separator, replace(uses, no_ids=others))
+    return replace(layout, note=words_for_all(columns, layout.categorical))
+
+
 def _layout(head: FileHead, options: DataOptions) -> ColumnSpec:
     """The layout of the format that --format names, or of the detected format."""
     uses = options.uses
@@ -220,8 +265,11 @@ def _layout(head: FileHead, options: DataOptions) -> ColumnSpec:
     if kind is None:
         raise formats.unknown_format(head)
     if kind == "table":
-        names = column_names(head.path, head.separator)
-        return formats.table_columns(head.path, names, head.separator, uses)
+        path, separator = head.path, head.separator
+        names = column_names(path, separator)
+        return _table(
+            path, names, separator, options, lambda names: first_rows(path, names, separator)
+        )
     if named:
         raise ValueError(
             f"--label, --categorical, --dense and --bag describe a table; {kind} files have "

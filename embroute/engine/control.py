@@ -66,13 +66,13 @@ def send_message(channel: Channel, peer: str, message: ControlMessage) -> None:
 
 def receive_messages(channel: Channel, peers: Sequence[str]) -> list[Received]:
     """Wait for the next message of each peer."""
-    parts = [(peer, np.empty(codec.HEAD_BYTES, np.uint8)) for peer in peers]
+    parts = [(peer, np.empty(codec.FRAME_HEAD_BYTES, np.uint8)) for peer in peers]
     channel.exchange([], parts)
     heads = [codec.decode_head(data, peer) for peer, data in parts]
     bodies = [(head.peer, np.empty(head.body_bytes, np.uint8)) for head in heads]
     channel.exchange([], bodies)
     return [
-        Received(codec.decode_body(head, body), codec.HEAD_BYTES + len(body))
+        Received(codec.decode_body(head, body), codec.FRAME_HEAD_BYTES + len(body))
         for head, (_, body) in zip(heads, bodies, strict=True)
     ]
 
@@ -93,6 +93,7 @@ class ErrorQueue(Generic[_T]):
 
     def __init__(self, depth: int = 0) -> None:
         self._queue: queue.Queue[_T | BaseException] = queue.Queue(depth)
+        self.failed = False
 
     def put(self, value: _T) -> None:
         """Add a value; waits while the queue is full."""
@@ -100,6 +101,7 @@ class ErrorQueue(Generic[_T]):
 
     def fail(self, error: BaseException) -> None:
         """Let the reader raise an error, once it has taken earlier values."""
+        self.failed = True
         # The reader of a full queue may be gone, so this must not wait: drop a value instead.
         while True:
             try:

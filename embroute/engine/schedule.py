@@ -16,7 +16,7 @@ import numpy as np
 
 from embroute.engine import transfer_kernels as kernels
 from embroute.engine.sharding import RowSharding
-from embroute.engine.transfer_kernels import NUM_TIMES, BlockList, BlockShape, Entries
+from embroute.engine.transfer_kernels import NUM_TIMES, BlockShape, Entries
 from embroute.kernels.array_types import I32, I64, U8
 from embroute.kernels.codes import (
     EARLY,
@@ -57,9 +57,13 @@ CHUNK_COUNTS = tuple(1 << k for k in range(MAX_CHUNKS.bit_length()))
 CHUNKED = (TransferTime.URGENT_PUSH, TransferTime.LATE_PULL, TransferTime.URGENT_UPDATE)
 
 
+OUTSIDE = -1  # the step of blocks that no plan orders: evaluations, refills
+
+
 class TransferBlock(NamedTuple):
     """Rows of one arena that travel together between a worker and a shard."""
 
+    step: int  # whose plan orders them, and which makes their gradients; or OUTSIDE
     time: int
     chunk: int  # of MAX_CHUNKS, the first that it holds
     peer: int  # in a worker's schedule the shard, in a shard's schedule the worker
@@ -78,15 +82,15 @@ class RankTransfers(NamedTuple):
     heads: I32
     indices: I32
 
-    def by_time(self) -> BlocksByTime:
-        """The blocks of each time, in order."""
+    def by_time(self, step: int) -> BlocksByTime:
+        """The blocks of each time, in order; `step` orders them."""
         blocks: BlocksByTime = [[] for _ in TransferTime]
         first = 0
         for head in self.heads.reshape(-1, kernels.HEAD).tolist():
             time_and_chunk, peer, arena, record, *kinds, count = head
             chunk, time = divmod(time_and_chunk, NUM_TIMES)
             rows = self.indices[first : first + count]
-            block = TransferBlock(time, chunk, peer, arena, record, tuple(kinds), rows)
+            block = TransferBlock(step, time, chunk, peer, arena, record, tuple(kinds), rows)
             blocks[time].append(block)
             first += count
         return blocks
@@ -113,8 +117,7 @@ class RankTransfers(NamedTuple):
         return f"it names row {self.indices[outside][0]} of an arena" if outside.any() else ""
 
 
-# The transfers of a step, or of a drain: of all shards, and of all workers.
-TransferSchedule = tuple[list[RankTransfers], list[RankTransfers]]
+RankSchedules = tuple[list[RankTransfers], list[RankTransfers]]  # of all shards, of all workers
 
 
 def _by_phase(*times: TransferTime) -> U8:
@@ -173,19 +176,16 @@ def _transfer_entries(
     return entries
 
 
-def _pack(blocks: BlockList) -> list[RankTransfers]:
+def _of_each(
+    heads_BH: I32, index_N: I32, first_block_O: I64, first_index_O: I64
+) -> list[RankTransfers]:
     """Each owner's transfers."""
-    block_bounds, index_bounds = blocks.first_block_O.tolist(), blocks.first_index_O.tolist()
-    return [
-        RankTransfers(blocks.head_BH[a:b].ravel(), blocks.index_N[first:last])
-        for (a, b), (first, last) in zip(
-            pairwise(block_bounds), pairwise(index_bounds), strict=True
-        )
-    ]
+    bounds = zip(pairwise(first_block_O.tolist()), pairwise(first_index_O.tolist()), strict=True)
+    return [RankTransfers(heads_BH[a:b].ravel(), index_N[c:d]) for (a, b), (c, d) in bounds]
 
 
-def _build_schedule(entries: Entries, sharding: RowSharding) -> TransferSchedule:
-    """The schedules of all ranks: entries sorted by worker, and again by shard."""
+def _build_schedule(entries: Entries, sharding: RowSharding) -> RankSchedules:
+    """The transfers of all shards and of all workers: entries sorted by each."""
     workers, shards, arenas = sharding.num_workers, sharding.num_shards, sharding.num_arenas
     worker_N, shard_N = entries.worker_N, entries.shard_N
     at_workers = kernels.sort_into_blocks(
@@ -194,12 +194,10 @@ def _build_schedule(entries: Entries, sharding: RowSharding) -> TransferSchedule
     at_shards = kernels.sort_into_blocks(
         shard_N, worker_N, entries.at_shard_N, entries, BlockShape(shards, workers, arenas)
     )
-    return _pack(at_shards), _pack(at_workers)
+    return _of_each(*at_shards), _of_each(*at_workers)
 
 
-def schedule_at(
-    time: TransferTime, transfers: Transfers, sharding: RowSharding
-) -> TransferSchedule:
+def schedule_at(time: TransferTime, transfers: Transfers, sharding: RowSharding) -> RankSchedules:
     """Transfers that all move at one time: a drain, or pulls outside of a step."""
     times = np.full(len(transfers.row), time, np.uint8)
     return _build_schedule(_transfer_entries([transfers], [times], sharding), sharding)
@@ -239,7 +237,7 @@ def order_touches(plan: Plan, sharding: RowSharding) -> TouchOrder:
     return TouchOrder(number_T, slot_WA, local)
 
 
-def step_schedule(plan: Plan, number_T: I32, sharding: RowSharding) -> TransferSchedule:
+def step_schedule(plan: Plan, number_T: I32, sharding: RowSharding) -> RankSchedules:
     """The schedule of a step. Gradients are named by touch, all other records by slot and row."""
     lists = (plan.returns, plan.evictions, plan.pulls, plan.updates)
     times = _times(plan)
@@ -254,7 +252,7 @@ def step_schedule(plan: Plan, number_T: I32, sharding: RowSharding) -> TransferS
 REFILL_ROWS = 1 << 15  # of a worker in one message
 
 
-def refill_schedules(state: State, sharding: RowSharding) -> list[TransferSchedule]:
+def refill_schedules(state: State, sharding: RowSharding) -> list[RankSchedules]:
     """Pulls that put every fresh copy back into its slot, some rows at a time."""
     schedules = []
     for worker in range(state.setup.num_workers):
@@ -266,7 +264,7 @@ def refill_schedules(state: State, sharding: RowSharding) -> list[TransferSchedu
     return schedules
 
 
-def _refill(state: State, sharding: RowSharding, worker: int, slots: I64) -> TransferSchedule:
+def _refill(state: State, sharding: RowSharding, worker: int, slots: I64) -> RankSchedules:
     rows = state.caches.slot_WCF[worker, slots, ROW].astype(np.int64)
     count = len(rows)
     transfers = Transfers(

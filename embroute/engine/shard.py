@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from itertools import chain
 
 from embroute.engine import packing
 from embroute.engine.control import ErrorQueue, Received
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
-from embroute.engine.packing import DeferredSends, PendingBlock, RowMessage, blocks_of_step
+from embroute.engine.packing import InFlight
 from embroute.engine.protocol.messages import (
     Drain,
     EvalEnd,
@@ -19,18 +20,18 @@ from embroute.engine.protocol.messages import (
     Stop,
     refusal,
 )
-from embroute.engine.schedule import CHUNK_COUNTS, BlocksByTime, TransferTime
+from embroute.engine.schedule import (
+    CHUNK_COUNTS,
+    OUTSIDE,
+    BlocksByTime,
+    TransferBlock,
+    TransferTime,
+)
 from embroute.engine.store import RecordWidths, ShardStore
 from embroute.kernels.codes import GRADIENT, MAX_CHUNKS
+from embroute.kernels.rows import Floats
 from embroute.launch.rank import COORDINATOR
 from embroute.transport.interface import Channel, PendingMessages
-
-
-class IncomingBlocks(NamedTuple):
-    """Messages on their way, and the blocks in the message of each worker."""
-
-    receives: PendingMessages
-    blocks: list[list[PendingBlock]]
 
 
 class Shard:
@@ -46,10 +47,11 @@ class Shard:
     ) -> None:
         self.store, self.widths = store, widths
         self.transport, self.workers, self.meter = transport, workers, meter
-        self._lazy: DeferredSends[PendingBlock] = DeferredSends()
-        self._leaving: DeferredSends[PendingBlock] = DeferredSends()
+        # Blocks that wait for the early phase of a later step, in the order of leaving.
+        self._lazy: defaultdict[int, list[TransferBlock]] = defaultdict(list)
+        self._leaving: defaultdict[int, list[TransferBlock]] = defaultdict(list)
         # Updates that the previous step ordered for this step's urgent phase, in as many chunks.
-        self._urgent: list[PendingBlock] = []
+        self._urgent: list[TransferBlock] = []
         self._chunks = MAX_CHUNKS
 
     def run(self, messages: ErrorQueue[Received], save: Callable[[int], None]) -> None:
@@ -70,37 +72,32 @@ class Shard:
 
     def step(self, message: ShardStep) -> None:
         """Both phases before a step: updates come in, then rows go out."""
-        step, chunks, by_time = message.step, message.chunks, self._blocks(message)
+        step, chunks, blocks = message.step, message.chunks, self._blocks(message)
         if chunks not in CHUNK_COUNTS:
             raise refusal(message, COORDINATOR, f"it has {chunks} chunks")
         self._begin(step)
-
-        def blocks(time: TransferTime) -> list[PendingBlock]:
-            return blocks_of_step(step, by_time[time])
-
         with self.meter.during(EARLY_PHASE, step, self.transport):
-            deferred = self._lazy.take(step) + self._leaving.take(step)
-            self._take(self._expect(deferred + blocks(TransferTime.EARLY_PUSH)))
-            self._send(blocks(TransferTime.EARLY_PULL)).wait()
-        self._leaving.add(step + 1, blocks(TransferTime.EARLY_LEAVE))
+            deferred = self._lazy.pop(step, []) + self._leaving.pop(step, [])
+            self._take(self._expect(deferred + blocks[TransferTime.EARLY_PUSH]))
+            self._send(blocks[TransferTime.EARLY_PULL]).wait()
+        self._leaving[step + 1] += blocks[TransferTime.EARLY_LEAVE]
         with self.meter.during(URGENT_PHASE, step, self.transport):
-            pushes = self._urgent + blocks(TransferTime.URGENT_PUSH)
+            pushes = self._urgent + blocks[TransferTime.URGENT_PUSH]
             # Chunks nest, so the smaller number of both plans cuts the blocks of both.
-            self._stream(pushes, blocks(TransferTime.LATE_PULL), min(chunks, self._chunks))
+            self._stream(pushes, blocks[TransferTime.LATE_PULL], min(chunks, self._chunks))
             self.store.meet(self.transport, self.workers)
-        self._urgent, self._chunks = blocks(TransferTime.URGENT_UPDATE), chunks
-        self._leaving.add(step + 1, blocks(TransferTime.URGENT_LEAVE))
-        self._lazy.add(step + 2, blocks(TransferTime.LAZY_UPDATE))
+        self._urgent, self._chunks = blocks[TransferTime.URGENT_UPDATE], chunks
+        self._leaving[step + 1] += blocks[TransferTime.URGENT_LEAVE]
+        self._lazy[step + 2] += blocks[TransferTime.LAZY_UPDATE]
         self.meter.steps += 1
 
     def drain(self, message: Drain) -> None:
         """Take in all deferred updates, and every update that workers keep."""
-        by_time = self._blocks(message)
+        pushes = self._blocks(message)[TransferTime.URGENT_PUSH]
         self._begin(message.step)
         with self.meter.during(DRAIN_PHASE, message.step, self.transport):
-            deferred = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-            pushes = blocks_of_step(message.step, by_time[TransferTime.URGENT_PUSH])
-            self._take(self._expect(deferred + pushes))
+            deferred = packing.take_all(self._lazy) + packing.take_all(self._leaving)
+            self._take(self._expect(deferred + self._urgent + pushes))
             self.store.meet(self.transport, self.workers)
         self._urgent, self._chunks = [], MAX_CHUNKS
 
@@ -115,16 +112,16 @@ class Shard:
         fault = message.transfers.fault(len(self.workers), num_rows_A, num_rows_A)
         if fault:
             raise refusal(message, COORDINATOR, fault)
-        return message.transfers.by_time()
+        return message.transfers.by_time(OUTSIDE if isinstance(message, Serve) else message.step)
 
     def serve(self, message: Serve) -> None:
         """Send rows outside of a step."""
         pulls = self._blocks(message)[TransferTime.EARLY_PULL]
-        with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
-            self._send(blocks_of_step(packing.OUTSIDE, pulls)).wait()
+        with self.meter.during(ASIDE, OUTSIDE, self.transport):
+            self._send(pulls).wait()
 
     def _stream(
-        self, pushes: Sequence[PendingBlock], pulls: Sequence[PendingBlock], chunks: int
+        self, pushes: Sequence[TransferBlock], pulls: Sequence[TransferBlock], chunks: int
     ) -> None:
         """Take updates in and give rows out, chunk by chunk.
 
@@ -138,50 +135,55 @@ class Shard:
         for sending in outgoing:
             sending.wait()
 
-    def _expect(self, expected: Sequence[PendingBlock]) -> IncomingBlocks:
+    def _expect(self, expected: Sequence[TransferBlock]) -> InFlight:
         """Begin to receive blocks."""
         groups = packing.by_peer(expected, self.workers)
         sizes = [(name, packing.message_bytes(blocks, self.widths)) for name, blocks in groups]
-        return IncomingBlocks(self.transport.submit([], sizes), [blocks for _, blocks in groups])
+        return InFlight(self.transport.submit([], sizes), [blocks for _, blocks in groups])
 
-    def _take(self, incoming: IncomingBlocks) -> None:
+    def _take(self, incoming: InFlight) -> None:
         """Wait for blocks and put their rows into the store, in the order of workers."""
-        arrived = zip(incoming.blocks, incoming.receives.wait(), strict=True)
-        messages = [packing.unpack_rows(blocks, data, self.widths) for blocks, data in arrived]
-        for message in messages:
-            for pending, rows in message.blocks:
-                self.meter.block(pending, rows.nbytes)
-                if pending.block.record != GRADIENT:
-                    self.store.write(pending.block, rows)
-        self._update(messages)
-        incoming.receives.release()
+        messages = list(zip(incoming.blocks, incoming.messages.wait(), strict=True))
+        arrived = [
+            entry
+            for blocks, data in messages
+            for entry in packing.rows_in(blocks, data, self.widths)
+        ]
+        for block, rows in arrived:
+            self.meter.block(block, rows.nbytes)
+            if block.record != GRADIENT:
+                self.store.write(block, rows)
+        self._update(arrived, [packing.rates_in(*message) for message in messages])
+        incoming.messages.release()
 
-    def _update(self, messages: Sequence[RowMessage]) -> None:
+    def _update(
+        self,
+        arrived: Sequence[tuple[TransferBlock, Floats]],
+        rates_of_workers: Sequence[dict[int, float]],
+    ) -> None:
         """Apply the gradients of each step, with the learning rate of that step."""
         rates: dict[int, float] = {}
-        for message in messages:
-            for step, rate in message.rates.items():
-                if rates.setdefault(step, rate) != rate:
-                    raise ValueError(
-                        f"step {step}: workers use learning rates {rates[step]} and {rate}; a "
-                        f"schedule must depend on the step alone"
-                    )
+        for step, rate in chain.from_iterable(own.items() for own in rates_of_workers):
+            if rates.setdefault(step, rate) != rate:
+                raise ValueError(
+                    f"step {step}: workers use learning rates {rates[step]} and {rate}; a "
+                    f"schedule must depend on the step alone"
+                )
         for step in sorted(rates):
             pushed = [
-                (pending.block, rows)
-                for message in messages
-                for pending, rows in message.blocks
-                if pending.step == step and pending.block.record == GRADIENT
+                (block, rows)
+                for block, rows in arrived
+                if block.step == step and block.record == GRADIENT
             ]
             self.store.update(pushed, rates[step], step)
 
-    def _send(self, wanted: Sequence[PendingBlock]) -> PendingMessages:
+    def _send(self, wanted: Sequence[TransferBlock]) -> PendingMessages:
         """Begin to send rows."""
         buffers = []
         for worker, blocks in packing.by_peer(wanted, self.workers):
             buffer = self.transport.acquire(worker, packing.message_bytes(blocks, self.widths))
-            for pending, rows in packing.views_in(blocks, buffer, self.widths):
-                self.store.read(pending.block, rows)
-                self.meter.block(pending, rows.nbytes)
+            for block, rows in packing.rows_in(blocks, buffer, self.widths):
+                self.store.read(block, rows)
+                self.meter.block(block, rows.nbytes)
             buffers.append((worker, buffer))
         return self.transport.submit(buffers, [])

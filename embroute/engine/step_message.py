@@ -28,6 +28,7 @@ from embroute.engine.protocol.messages import (
 )
 from embroute.engine.schedule import (
     CHUNK_COUNTS,
+    OUTSIDE,
     BlocksByTime,
     RankTransfers,
     TouchOrder,
@@ -266,6 +267,7 @@ def read_worker_step(
     fault = _fault(message, rows_A, num_shards, adapter)
     if fault:
         raise refusal(message, COORDINATOR, fault)
+    in_plan = isinstance(message, TrainBatch)
     local, touched, replicas = work.counts.reshape(3, -1).tolist()
     micro_batch = _micro_batch(work, adapter)
     touch_L = work.touch_L
@@ -273,7 +275,7 @@ def read_worker_step(
         touch_L = np.full(len(micro_batch.ids), -1, np.int32)
     return WorkerStep(
         header=work.header,
-        transfers=work.transfers.by_time(),
+        transfers=work.transfers.by_time(message.step if in_plan else OUTSIDE),
         local_A=local,
         slot_AT=_cut(work.slots_T, touched),
         replica_slot_AU=_cut(work.replica_slots_U, replicas),

@@ -59,15 +59,6 @@ class BlockShape(NamedTuple):
     arenas: int
 
 
-class BlockList(NamedTuple):
-    """Blocks of all owners, sorted by owner."""
-
-    head_BH: I32
-    index_N: I32  # slots or rows, block by block
-    first_block_O: I64
-    first_index_O: I64
-
-
 @inlined
 def _at_shard(locator: RowLocator, row: int) -> int:
     """Number of a row in its shard's arena; shard r mod K holds row r."""
@@ -125,10 +116,12 @@ def append_entries(
 @kernel
 def sort_into_blocks(
     owner_N: I32, peer_N: I32, index_N: I32, entries: Entries, shape: BlockShape
-) -> BlockList:
+) -> tuple[I32, I32, I64, I64]:
     """A counting sort of entries into blocks by owner, time, peer, arena and record.
 
-    The sort is stable, so both ends of a block list its rows in the same order.
+    Returns the head of each block, the slots or rows block by block, and the first block and the
+    first row of each owner. The sort is stable, so both ends of a block list its rows in the same
+    order.
     """
     owners, peers, arenas = shape.owners, shape.peers, shape.arenas
     times = entries.time_N.max() + 1 if len(entries.time_N) else 1
@@ -169,7 +162,7 @@ def sort_into_blocks(
         box = index(box_N[i])
         out[index(first[box])] = index_N[i]
         first[box] += 1  # now where the next entry of the box goes
-    return BlockList(head_BH, out, first_block_O, first_index_O)
+    return head_BH, out, first_block_O, first_index_O
 
 
 @kernel

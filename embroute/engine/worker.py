@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,8 +19,7 @@ from embroute.engine import control, packing
 from embroute.engine.batches import BatchAdapter
 from embroute.engine.control import ErrorQueue, Received
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter
-from embroute.engine.packing import ArrivedBlock, DeferredSends, PendingBlock, StagedBlock
-from embroute.engine.packing import blocks_of_step as blocks_of
+from embroute.engine.packing import InFlight, StagedBlock
 from embroute.engine.protocol.messages import (
     Drain,
     EvalBatch,
@@ -32,7 +32,7 @@ from embroute.engine.protocol.messages import (
     TrainBatch,
     refusal,
 )
-from embroute.engine.schedule import BlocksByTime, TransferBlock, TransferTime
+from embroute.engine.schedule import OUTSIDE, BlocksByTime, TransferBlock, TransferTime
 from embroute.engine.step_message import WorkerStep, read_worker_step
 from embroute.engine.store import CacheStore
 from embroute.kernels.codes import MAX_CHUNKS
@@ -40,15 +40,7 @@ from embroute.kernels.rows import Floats
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.setup import Setup
-from embroute.transport.interface import Channel, Message, PendingMessages
-
-
-class InFlight(NamedTuple):
-    """Messages on their way: the pushed blocks, and the blocks in the message of each shard."""
-
-    messages: PendingMessages
-    pushes: Sequence[StagedBlock]
-    pulls: list[list[PendingBlock]]
+from embroute.transport.interface import Channel, Message
 
 
 class WorkerTransfers:
@@ -67,8 +59,9 @@ class WorkerTransfers:
     ) -> None:
         self.store, self.widths, self.setup = store, store.widths, setup
         self.transport, self.shards, self.meter = transport, shards, meter
-        self._lazy: DeferredSends[StagedBlock] = DeferredSends()
-        self._leaving: DeferredSends[StagedBlock] = DeferredSends()
+        # Rows that wait for the early phase of a later step, in the order of leaving.
+        self._lazy: defaultdict[int, list[StagedBlock]] = defaultdict(list)
+        self._leaving: defaultdict[int, list[StagedBlock]] = defaultdict(list)
         # Updates that the last finished step has for the next urgent phase, in as many chunks.
         self._urgent: list[StagedBlock] = []
         self._chunks = MAX_CHUNKS
@@ -79,11 +72,11 @@ class WorkerTransfers:
         began = time.perf_counter()
         with self.meter.during(EARLY_PHASE, step, self.transport):
             # Rows to evict are copied out first: pulls of this phase overwrite their slots.
-            leaving = self._stage(step, transfers[TransferTime.EARLY_LEAVE])
-            pushes = self._lazy.take(step) + self._leaving.take(step)
-            pushes += _unstaged(step, transfers[TransferTime.EARLY_PUSH])
-            self._move(pushes, blocks_of(step, transfers[TransferTime.EARLY_PULL]))
-            self._leaving.add(step + 1, leaving)
+            leaving = self._stage(transfers[TransferTime.EARLY_LEAVE])
+            pushes = self._lazy.pop(step, []) + self._leaving.pop(step, [])
+            pushes += map(StagedBlock, transfers[TransferTime.EARLY_PUSH])
+            self._move(pushes, transfers[TransferTime.EARLY_PULL])
+            self._leaving[step + 1] += leaving
         self.meter.span(EARLY_PHASE, step, began)
 
     def urgent(self, step: int, transfers: BlocksByTime, chunks: int) -> None:
@@ -93,9 +86,9 @@ class WorkerTransfers:
         """
         began = time.perf_counter()
         with self.meter.during(URGENT_PHASE, step, self.transport):
-            leaving = self._stage(step, transfers[TransferTime.URGENT_LEAVE])
-            pushes = self._urgent + _unstaged(step, transfers[TransferTime.URGENT_PUSH])
-            pulls = blocks_of(step, transfers[TransferTime.LATE_PULL])
+            leaving = self._stage(transfers[TransferTime.URGENT_LEAVE])
+            pushes = [*self._urgent, *map(StagedBlock, transfers[TransferTime.URGENT_PUSH])]
+            pulls = transfers[TransferTime.LATE_PULL]
             # Chunks nest, so the smaller number of both plans cuts the blocks of both.
             common = min(chunks, self._chunks)
             pairs = zip(
@@ -105,7 +98,7 @@ class WorkerTransfers:
                 self._take(in_flight)
             self.store.meet(self.transport, self.shards)
         self._urgent, self._chunks = [], chunks
-        self._leaving.add(step + 1, leaving)
+        self._leaving[step + 1] += leaving
         self.meter.span(URGENT_PHASE, step, began)
         self.meter.steps += 1
 
@@ -132,65 +125,61 @@ class WorkerTransfers:
             slots = work.slot_AT[arena][:count]
             self.store.apply(arena, slots, grads[arena][:count], work.step)
         urgent, lazy = (
-            self._stage(work.step, work.transfers[update], grads)
+            self._stage(work.transfers[update], grads)
             for update in (TransferTime.URGENT_UPDATE, TransferTime.LAZY_UPDATE)
         )
         self._urgent = urgent
-        self._lazy.add(work.step + 2, lazy)
+        self._lazy[work.step + 2] += lazy
         self.meter.seconds["update"] += time.perf_counter() - began
 
     def drain(self, step: int, transfers: BlocksByTime) -> None:
         """Push every update to its shard."""
         with self.meter.during(DRAIN_PHASE, step, self.transport):
-            pushes = self._lazy.take_all() + self._leaving.take_all() + self._urgent
-            self._move(pushes + _unstaged(step, transfers[TransferTime.URGENT_PUSH]), [])
+            pushes = packing.take_all(self._lazy) + packing.take_all(self._leaving) + self._urgent
+            self._move([*pushes, *map(StagedBlock, transfers[TransferTime.URGENT_PUSH])], [])
             self.store.meet(self.transport, self.shards)
         self._urgent, self._chunks = [], MAX_CHUNKS
 
     def fetch(self, blocks: Sequence[TransferBlock]) -> list[Floats]:
         """Rows as they are at the shards, pulled past the cache."""
-        with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
-            in_flight = self._submit([], blocks_of(packing.OUTSIDE, blocks))
+        with self.meter.during(ASIDE, OUTSIDE, self.transport):
+            in_flight = self._submit([], blocks)
             arrived = self._wait(in_flight)
-        copies = [
-            rows[:, : self.widths.own_columns(pending.block)].copy() for pending, rows in arrived
-        ]
+        copies = [rows[:, : self.widths.own_columns(block)].copy() for block, rows in arrived]
         in_flight.messages.release()
         return copies
 
     def refill(self, transfers: BlocksByTime) -> None:
         """Put copies back into their slots, after a resume."""
-        with self.meter.during(ASIDE, packing.OUTSIDE, self.transport):
-            self._move([], blocks_of(packing.OUTSIDE, transfers[TransferTime.EARLY_PULL]))
+        with self.meter.during(ASIDE, OUTSIDE, self.transport):
+            self._move([], transfers[TransferTime.EARLY_PULL])
 
     def _stage(
-        self, step: int, blocks: Sequence[TransferBlock], grads: Sequence[Floats] = ()
+        self, blocks: Sequence[TransferBlock], grads: Sequence[Floats] = ()
     ) -> list[StagedBlock]:
         """Copy the rows of blocks out of the cache."""
-        return [
-            StagedBlock(pending, self.store.read(pending.block, grads))
-            for pending in blocks_of(step, blocks)
-        ]
+        return [StagedBlock(block, self.store.read(block, grads)) for block in blocks]
 
-    def _move(self, pushes: Sequence[StagedBlock], pulls: Sequence[PendingBlock]) -> None:
+    def _move(self, pushes: Sequence[StagedBlock], pulls: Sequence[TransferBlock]) -> None:
         self._take(self._submit(pushes, pulls))
 
-    def _submit(self, pushes: Sequence[StagedBlock], pulls: Sequence[PendingBlock]) -> InFlight:
+    def _submit(self, pushes: Sequence[StagedBlock], pulls: Sequence[TransferBlock]) -> InFlight:
         """Begin to push and to pull, with one message per shard and direction."""
         buffers = [self._pack(*group) for group in packing.by_peer(pushes, self.shards)]
         expected = packing.by_peer(pulls, self.shards)
         sizes = [(name, packing.message_bytes(blocks, self.widths)) for name, blocks in expected]
         messages = self.transport.submit(buffers, sizes)
-        return InFlight(messages, pushes, [blocks for _, blocks in expected])
+        return InFlight(messages, [blocks for _, blocks in expected])
 
     def _pack(self, shard: str, staged: Sequence[StagedBlock]) -> Message:
         """Write a message: blocks one after the other, then the learning rates."""
-        blocks = [pending for pending, _ in staged]
+        blocks = [block for block, _ in staged]
         buffer = self.transport.acquire(shard, packing.message_bytes(blocks, self.widths))
-        views = packing.views_in(blocks, buffer, self.widths)
-        for (pending, rows), (_, view) in zip(staged, views, strict=True):
+        views = packing.rows_in(blocks, buffer, self.widths)
+        for (block, rows), (_, view) in zip(staged, views, strict=True):
+            self.meter.block(block, view.nbytes)
             if rows is None:
-                self.store.read_into(pending.block, view)
+                self.store.read_into(block, view)
             else:
                 view[:] = rows
         packing.pack_rates(blocks, self._rates, buffer)
@@ -198,26 +187,20 @@ class WorkerTransfers:
 
     def _take(self, in_flight: InFlight) -> None:
         """Wait for rows, and put them into their slots."""
-        for pending, rows in self._wait(in_flight):
-            self.store.write(pending.block, rows)
+        for block, rows in self._wait(in_flight):
+            self.store.write(block, rows)
         in_flight.messages.release()
 
-    def _wait(self, in_flight: InFlight) -> list[ArrivedBlock]:
-        messages = zip(in_flight.pulls, in_flight.messages.wait(), strict=True)
+    def _wait(self, in_flight: InFlight) -> list[tuple[TransferBlock, Floats]]:
+        messages = zip(in_flight.blocks, in_flight.messages.wait(), strict=True)
         arrived = [
-            block
+            entry
             for blocks, data in messages
-            for block in packing.views_in(blocks, data, self.widths)
+            for entry in packing.rows_in(blocks, data, self.widths)
         ]
-        pushed = [block.pending for block in in_flight.pushes]
-        for pending in pushed + [block.pending for block in arrived]:
-            self.meter.block(pending, self.widths.nbytes(pending.block))
+        for block, rows in arrived:
+            self.meter.block(block, rows.nbytes)
         return arrived
-
-
-def _unstaged(step: int, blocks: Sequence[TransferBlock]) -> list[StagedBlock]:
-    """Blocks whose rows are read when they leave."""
-    return [StagedBlock(pending) for pending in blocks_of(step, blocks)]
 
 
 class HeldOutStep(NamedTuple):
@@ -282,7 +265,7 @@ class PrefetchThread:
         fault = message.transfers.fault(len(self.rank.shards), num_slots_A, no_touches)
         if fault:
             raise refusal(message, COORDINATOR, fault)
-        return message.transfers.by_time()
+        return message.transfers.by_time(OUTSIDE if isinstance(message, Refill) else message.step)
 
     def _read_step(self, message: TrainBatch | EvalBatch) -> WorkerStep:
         num_slots_A = [len(slots) for slots in self.transfers.store.records]

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from embroute.config.spec import one_line
-from embroute.transport.interface import LostPeerError
+from embroute.transport.interface import LostPeerError, MessageError
 from embroute.transport.job_store import FOLDER, attempt
 
 TRY_AGAIN = 75  # EX_TEMPFAIL: another rank was lost, and a checkpoint is kept
@@ -44,12 +44,12 @@ def exit_with_reason(name: str, reason: str, code: int) -> NoReturn:
             with suppress(OSError, RuntimeError, ValueError):
                 stream.flush()
         with suppress(OSError):
-            _report(f"{name}: {reason}")
+            report_end(f"{name}: {reason}")
         _reported.set()
     os._exit(code)
 
 
-def _report(text: str) -> None:
+def report_end(text: str) -> None:
     """Write the reason for the launcher, which prints only the first one; else print it."""
     if FOLDER in os.environ:
         folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
@@ -70,7 +70,7 @@ def exit_code_of(error: OSError) -> int:
 
 
 def install_exit_hooks(name: str) -> None:
-    """In a script: let lost peers and signals end the process with one line, not a traceback.
+    """In an own process: let lost peers and signals end it with one line, not a traceback.
 
     A rank that has lost a peer is not at fault, and its traceback would hide the rank that is.
     Errors of the script keep their traceback. A handler that the script has set stays.
@@ -78,7 +78,7 @@ def install_exit_hooks(name: str) -> None:
     previous_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, LostPeerError):
+        if isinstance(error, LostPeerError | MessageError):
             exit_with_reason(name, f"{error}; ending", TRY_AGAIN)
         if isinstance(error, KeyboardInterrupt):
             exit_with_reason(name, "interrupted", 128 + signal.SIGINT)

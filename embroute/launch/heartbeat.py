@@ -1,7 +1,7 @@
 """Liveness: every rank writes a heartbeat into the job's store and watches those of the others.
 
 A transfer may take long, so transfers have no short time-out. A rank without heartbeats is dead or
-cut off, and a transfer with it would never end. So the process ends, whatever its threads wait for.
+cut off, and a transfer with it would never end. So this rank gives up, whatever it waits for.
 A rank that is cut off itself may wait for the store for ever, in spite of the store's own time-out.
 So a second thread watches the time since the store's last answer.
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn, Self
+from typing import Self
 
-from embroute.launch.exit import TRY_AGAIN, exit_with_reason
 from embroute.transport.job_store import LAUNCHER, JobStore
 
 LEFT_JOB = "left"
@@ -37,8 +36,14 @@ class Heartbeat:
     """Heartbeats while the context is open. The store's own time-out should be `patience`."""
 
     def __init__(
-        self, store: JobStore, name: str, everyone: Sequence[str], timeout_s: float
+        self,
+        store: JobStore,
+        name: str,
+        everyone: Sequence[str],
+        timeout_s: float,
+        lose: Callable[[str], None],  # takes the reason why this rank cannot go on
     ) -> None:
+        self._lose = lose
         self.store, self.name, self.hosts_store = store, name, False
         self.others = [other for other in everyone if other != name]
         self.interval_s, self.patience_s = interval(timeout_s), patience(timeout_s)
@@ -89,14 +94,17 @@ class Heartbeat:
             except RuntimeError:
                 if self._stop.is_set():
                     return  # the store's host has left, so the job is over
-                self._end("lost contact with the host of the job's store")
+                self._lose("lost contact with the host of the job's store")
+                return
             now = self._answered = time.monotonic()
             for other, beat in latest.items():
                 if beat != beats[other][0] or beat == LEFT_JOB.encode():
                     beats[other] = (beat, now)
             silent = [other for other, (_, seen) in beats.items() if now - seen > self.patience_s]
             if silent:
-                self._end(f"no sign of life from {', '.join(silent)} for {self.patience_s:.0f} s")
+                names = ", ".join(silent)
+                self._lose(f"no sign of life from {names} for {self.patience_s:.0f} s")
+                return
 
     def _read(self) -> dict[str, bytes]:
         """The others' latest heartbeats, once all of them have begun."""
@@ -107,7 +115,7 @@ class Heartbeat:
         return dict(zip(self.others, values, strict=True))
 
     def _watch(self) -> None:
-        """End the process if the store does not answer, or if the launcher is dead.
+        """Give up if the store does not answer, or if the launcher is dead.
 
         The store or this rank may be cut off. A suspended or crowded machine may not run this
         thread; that time does not count as silence.
@@ -118,9 +126,9 @@ class Heartbeat:
             self._answered += max(0.0, now - previous - 2 * self.interval_s)
             previous = now
             if self._launcher not in (None, str(os.getppid())):
-                self._end("lost the launcher")
+                self._lose("lost the launcher")
+                return
             if time.monotonic() - self._answered > self.patience_s:
-                self._end(f"no answer from the host of the job's store for {self.patience_s:.0f} s")
-
-    def _end(self, reason: str) -> NoReturn:
-        exit_with_reason(self.name, f"{reason}; ending", TRY_AGAIN)
+                seconds = f"{self.patience_s:.0f} s"
+                self._lose(f"no answer from the host of the job's store for {seconds}")
+                return

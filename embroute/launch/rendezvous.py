@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from embroute.launch.exit import TRY_AGAIN, exit_with_reason
 from embroute.launch.heartbeat import Heartbeat, patience
 from embroute.launch.rank import (
     COORDINATOR,
@@ -33,11 +33,6 @@ from embroute.transport.shm import share_rows
 from embroute.transport.sockets import SocketChannel
 
 CONNECT_S = 60.0
-COORDINATOR_NICENESS = 10  # plans are made ahead, so training ranks on the same cores come first
-# Parameters of glibc's mallopt, and values in bytes: the size from which freed memory returns to
-# the system at once (glibc accepts no larger one), and how much free memory the heap keeps.
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-MMAP_THRESHOLD_BYTES, TRIM_THRESHOLD_BYTES = 1 << 25, 1 << 28
 
 
 def _links(topology: RankTopology, sums_in_memory: bool) -> Links:
@@ -85,6 +80,20 @@ def _rows(name: str, channel: SocketChannel, in_memory: bool) -> Channel:
     return share_rows(name, channel, CONNECT_S) if shares else channel
 
 
+def _give_up(
+    name: str, channels: Mapping[str, SocketChannel], owns_process: bool
+) -> Callable[[str], None]:
+    """What a rank does that cannot go on, whatever its threads wait for."""
+
+    def lose(reason: str) -> None:
+        if owns_process:
+            exit_with_reason(name, f"{reason}; ending", TRY_AGAIN)
+        for channel in channels.values():
+            channel.abort(reason)
+
+    return lose
+
+
 def _ranks_by_name(
     store: JobStore, name: str, topology: RankTopology, timeout_s: float
 ) -> dict[str, int]:
@@ -111,25 +120,19 @@ def _ranks_by_name(
     return rank_of
 
 
-def keep_memory() -> bool:
-    """Keep the memory that a step frees for the next step; False if the allocator is not glibc's.
-
-    Every step needs the same memory. By default the heap returns free memory at its end once it is
-    twice as large as the largest piece freed so far. Then the next step would wait for new pages, a
-    thousand of them for a few megabytes of activations.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    kept = mallopt(MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-    return bool(kept and mallopt(TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES))
-
-
 @contextmanager
 def connect(
-    topology: RankTopology, node: str = "", peer_timeout_s: float = 30.0, transport: str = AUTO
+    topology: RankTopology,
+    node: str = "",
+    peer_timeout_s: float = 30.0,
+    transport: str = AUTO,
+    owns_process: bool = False,
 ) -> Iterator[RankContext]:
-    """This process's rank in a job that torchrun or `embroute train` has started."""
+    """This process's rank in a job that torchrun or `embroute train` has started.
+
+    A rank that owns its process ends it when it misses a peer's signs of life. In another process,
+    every thread that uses a channel then meets a LostPeerError.
+    """
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     for variable in (*needed, *(() if FOLDER in os.environ else ("MASTER_ADDR", "MASTER_PORT"))):
         if variable not in os.environ:
@@ -138,19 +141,18 @@ def connect(
                 f"embroute train"
             )
     name = topology.name(node or socket.gethostname(), int(os.environ["LOCAL_RANK"]))
-    if name == COORDINATOR:
-        os.nice(COORDINATOR_NICENESS)
-    keep_memory()
     timeout_s = max(CONNECT_S, peer_timeout_s)
     store = open_store(timeout_s, host_it=hosts_store())
     rank_of = _ranks_by_name(store, name, topology, timeout_s)
     # The heartbeat has a connection of its own: a call on the first one may block.
     heartbeat_store = open_store(patience(peer_timeout_s))
-    heartbeat = Heartbeat(heartbeat_store, name, sorted(rank_of), peer_timeout_s)
+    channels: dict[str, SocketChannel] = {}
+    lose = _give_up(name, channels, owns_process)
+    heartbeat = Heartbeat(heartbeat_store, name, sorted(rank_of), peer_timeout_s, lose)
     heartbeat.hosts_store = hosts_store()
     with heartbeat:
         rows_in_memory, sums_in_memory = shares_memory(transport, topology)
-        channels = open_channels(store, name, _links(topology, sums_in_memory), CONNECT_S)
+        channels |= open_channels(store, name, _links(topology, sums_in_memory), CONNECT_S)
         yield RankContext(
             name,
             topology.num_workers,

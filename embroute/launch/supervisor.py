@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from embroute.config.progress import StatusLines
 from embroute.config.scratch import scratch_folder
 from embroute.launch.exit import PERMANENT, TRY_AGAIN, reason_file
 from embroute.launch.rank import rank_names
@@ -109,6 +110,17 @@ class Program:
     restarts: int = 0
     run_id: str = field(default_factory=new_run_id)
     environment: Mapping[str, str] = field(default_factory=dict)
+    starting: str = ""  # what to say until a rank says what goes on; empty: nothing
+
+
+def begin_to_tell() -> None:
+    """From now on this rank says what goes on, not its launcher."""
+    if FOLDER in os.environ:
+        _begun(os.environ).touch()
+
+
+def _begun(environment: Mapping[str, str]) -> Path:
+    return Path(environment[FOLDER]) / f"begun-{environment[RESTART]}"
 
 
 def script_ranks(workers: int, shards: int) -> tuple[list[str], dict[str, str]]:
@@ -157,6 +169,9 @@ class RankProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: list[int] = []  # ranks in the order of their ends
         self._deadline = math.inf  # for all ranks to end
+        self._lines, self._starting = StatusLines(sys.stderr), program.starting
+        if self._starting:
+            self._lines.begin(self._starting)
         try:
             for rank in range(len(program.ranks)):
                 environment = os.environ | self._environment(rank)
@@ -184,10 +199,14 @@ class RankProcesses:
                 self._poll()
                 self._pass_signals_on()
                 self._enforce_deadline()
+                if self._ended or not _begun(self._shared).exists():
+                    self._lines.poll()
                 time.sleep(WATCH_POLL_S)
         except BaseException:
             self._kill()
             raise
+        finally:
+            self._lines.clear()
         return self._failure()
 
     def _enforce_deadline(self) -> None:
@@ -204,6 +223,8 @@ class RankProcesses:
     def _poll(self) -> None:
         for rank, process in enumerate(self._processes):
             if rank not in self._ended and process.poll() is not None:
+                if self._starting and not self._ended:
+                    self._lines.begin("waiting for the other ranks to end")
                 self._ended.append(rank)
 
     def _pass_signals_on(self) -> None:

@@ -29,6 +29,7 @@ from embroute.engine.optim import Rate, RowOptimizer
 from embroute.engine.sharding import RowSharding
 from embroute.engine.store import RecordWidths
 from embroute.launch.exit import install_exit_hooks
+from embroute.launch.process import tune_process
 from embroute.launch.rank import RankContext, RankTopology, on_one_node
 from embroute.launch.rendezvous import connect
 from embroute.nn.embedding import LookupContext, RoutedLayer
@@ -39,8 +40,8 @@ from embroute.planner.interfaces import Policy
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DEFAULT_POLICY, PolicyLike, policy_of
-from embroute.transport.interface import AUTO
-from embroute.transport.job_store import SHARDS_VARIABLE
+from embroute.transport.interface import AUTO, LostPeerError
+from embroute.transport.job_store import FOLDER, SHARDS_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -327,12 +328,21 @@ def join_job(settings: Settings) -> RankContext:
                 f"--nproc-per-node {2 + shards} or more"
             )
         topology = on_one_node(workers, shards)
+    timeout_s, owns_process = settings.get("peer_timeout", 30.0), owns(settings)
     stack = ExitStack()
-    timeout_s, transport = settings.get("peer_timeout", 30.0), settings.get("transport", AUTO)
-    rank = stack.enter_context(connect(topology, settings.get("node", ""), timeout_s, transport))
-    atexit.register(_leave, stack)
-    install_exit_hooks(rank.name)
+    transport = settings.get("transport", AUTO)
+    joined = connect(topology, settings.get("node", ""), timeout_s, transport, owns_process)
+    rank = stack.enter_context(joined)
+    if owns_process:
+        tune_process(rank.name)
+        install_exit_hooks(rank.name)
+    atexit.register(_leave, stack, owns_process)
     return rank
+
+
+def owns(settings: Settings) -> bool:
+    """Whether the process is ours: by the user's word, or since `embroute run` has started it."""
+    return settings.get("own_process", FOLDER in os.environ)
 
 
 def _num_shards(settings: Settings) -> int:
@@ -344,10 +354,13 @@ def _num_shards(settings: Settings) -> int:
     return num_shards
 
 
-def _leave(stack: ExitStack) -> None:
-    """Close the channels at the end of the process; after an error, exit at once."""
-    if hasattr(sys, "last_value"):  # an exception ended the script: peers may not answer any more
+def _leave(stack: ExitStack, owns_process: bool) -> None:
+    """Close the channels at the end of the process; after an error, do not wait for any peer."""
+    if not hasattr(sys, "last_value"):
+        stack.close()
+    elif owns_process:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    stack.close()
+    else:
+        stack.__exit__(LostPeerError, LostPeerError("the script failed"), None)

@@ -43,7 +43,7 @@ from embroute.kernels.rows import Floats, scatter
 from embroute.launch.rank import RankContext
 from embroute.models.initial_rows import initial_rows
 from embroute.nn.dense import Dense
-from embroute.nn.job import TrainingJob, describe_job, join_job
+from embroute.nn.job import TrainingJob, describe_job, join_job, owns
 from embroute.nn.prepared import Loader, Prepared, check_loop_finished
 from embroute.nn.session import WorkerSession
 from embroute.nn.settings import Settings, cache_size, check_loader, check_settings
@@ -106,7 +106,7 @@ def prepare(
         return Prepared(model, optimizer, Loader(None), shard.meter, shard=shard)
     session = _start_worker(job, resume)
     if in_script:
-        atexit.register(check_loop_finished, session)
+        atexit.register(check_loop_finished, session, owns(settings))
     return Prepared(model, optimizer, Loader(session, job.epochs), session.meter, session)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from embroute.engine.control import gather_from_workers
 from embroute.engine.observe.metrics import Meter
 from embroute.engine.observe.row_versions import RowVersions
 from embroute.engine.shard import Shard
-from embroute.launch.exit import OWN_ERROR, exit_with_reason
+from embroute.launch.exit import OWN_ERROR, exit_with_reason, report_end
 from embroute.nn.session import WorkerSession
 
 
@@ -100,16 +101,24 @@ class Prepared:
         return self.session
 
 
-def check_loop_finished(session: WorkerSession) -> None:
-    """At the end of a script: refuse a loop that ended before the job did."""
+def check_loop_finished(session: WorkerSession, owns_process: bool) -> None:
+    """At the end of a script: report a loop that ended before the job did.
+
+    Other ranks wait for this one, so in an own process it is an error. In a user's process only
+    they fail, since the exit code is the user's.
+    """
+    if hasattr(sys, "last_value") or session.failed:  # an error ended the loop
+        return
     if session.final_evaluation:  # the script may ignore it, but other ranks wait for its end
         for _ in session.held_out():
             pass
-    if not session.finished:
-        steps = 0 if session.current is None else session.current.step + 1
-        exit_with_reason(
-            session.rank.name,
-            f"the loop was left after {steps} steps, with more to come; to end early, give prepare "
-            f"max_steps=, or call ready.stop() and go on",
-            OWN_ERROR,
-        )
+    if session.finished:
+        return
+    steps = 0 if session.current is None else session.current.step + 1
+    reason = (
+        f"the loop was left after {steps} steps, with more to come; to end early, give prepare "
+        f"max_steps=, or call ready.stop() and go on"
+    )
+    if owns_process:
+        exit_with_reason(session.rank.name, reason, OWN_ERROR)
+    report_end(f"{session.rank.name}: {reason}")

@@ -49,6 +49,11 @@ class WorkerSession:
         self._span_start = time.perf_counter()
 
     @property
+    def failed(self) -> bool:
+        """Whether the prefetch thread has ended with an error, such as a lost peer."""
+        return self._prefetch.events.failed
+
+    @property
     def evaluation_due(self) -> bool:
         """Whether `held_out()` follows this step."""
         return self.current is not None and bool(self.current.header.flags & EVAL_FOLLOWS)

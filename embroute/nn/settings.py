@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     node: str  # this machine's name in `nodes`, if it differs from the host name
     peer_timeout: float
     transport: str  # auto, sockets or shared-memory
+    own_process: bool  # let the job set priority, allocator, hooks and exit code of this process
     lookups: UserLookups
     min_rows: int
     epochs: int
@@ -165,6 +166,7 @@ _CHECKS: Mapping[str, Check] = {
     "network": _is((Cluster, str), "a Cluster, a preset or a YAML file"),
     "nodes": _nodes,
     "node": _text,
+    "own_process": _is(bool, "True or False"),
     "lookups": _has(("__call__",), "a function of a batch"),
     "quotas": _quotas,
     "held_out": _held_out,

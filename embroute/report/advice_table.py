@@ -10,7 +10,8 @@ from rich.table import Table
 from embroute.cost.step_time import allreduce_share_W
 from embroute.kernels.codes import VALUE_STATE
 from embroute.planner.setup import Setup
-from embroute.report.comparison_table import scaled
+from embroute.policies.catalog import make_policy
+from embroute.report.comparison_table import rough, scaled
 from embroute.simulator.advisor import (
     EQUAL,
     Configuration,
@@ -45,7 +46,7 @@ def advice_table(advices: Sequence[Recommendation], setup: Setup) -> Table:
             choice.policy,
             str(workers),
             str(choice.batch // workers),
-            scaled(choice.cache_rows),
+            scaled(choice.cache_rows) if has_cache(choice) else "-",
             f"{1e3 * advice.predicted_s:.3g}",
             f"{1e3 * outcome.step_time_s:.3g}" if outcome else "-",
             scaled(advice.samples_s),
@@ -75,23 +76,40 @@ def worker_bytes(setup: Setup, choice: Configuration) -> float:
 def against(first: Recommendation, rival: Recommendation) -> str:
     """How the first recommendation compares to a rival: by speed, or if equal by decision time."""
     gain = first.samples_s / rival.samples_s - 1
-    rival_text = (
-        f"{rival.choice.policy} on {len(rival.choice.workers)} workers with a cache of "
-        f"{rival.choice.cache_rows:,} rows"
-    )
+    same = first.choice.policy == rival.choice.policy
+    name = _in_words(first.choice) if same else first.choice.policy
     if gain > EQUAL or not first.outcome or not rival.outcome:
-        return f"{first.choice.policy} trains {gain:.0%} more samples/s than {rival_text}"
+        return f"{name} trains {gain:.0%} more samples/s than {_in_words(rival.choice)}"
     first_ms, rival_ms = first.outcome.decision_ms, rival.outcome.decision_ms
     faster = first_ms < 0.9 * rival_ms
-    decides = f", and decides in {first_ms:.2g} ms, not {rival_ms:.2g}" if faster else ""
-    return f"{first.choice.policy} trains as many samples/s as {rival_text}{decides}"
+    decides = f", and decides in {rough(first_ms)} ms, not {rough(rival_ms)}" if faster else ""
+    return f"{name} trains as many samples/s as {_in_words(rival.choice)}{decides}"
+
+
+def has_cache(choice: Configuration) -> bool:
+    """Whether rows stay in a cache from step to step."""
+    return choice.cache_rows > 0 and make_policy(choice.policy).sync.copies == "kept"
+
+
+def _in_words(choice: Configuration) -> str:
+    workers, samples = len(choice.workers), choice.batch // len(choice.workers)
+    place = f"{workers} worker{'s' if workers > 1 else ''} with {samples} samples"
+    cache = f" and caches of {choice.cache_rows:,} rows" if has_cache(choice) else ""
+    return f"{choice.policy} on {place}{cache}"
+
+
+def recommended(advice: Recommendation) -> str:
+    """The recommendation in one line."""
+    speed = f"{advice.samples_s:,.0f} samples/s, {rough(1e3 * advice.step_s)} ms a step"
+    return f"Recommended: {_in_words(advice.choice)}: {speed}"
 
 
 def reasons(constraints: Constraints, advices: Sequence[Recommendation]) -> Iterator[str]:
     """Why the first recommendation wins, and which facts speak against it."""
     first, rivals = advices[0], [advice for advice in advices[1:] if advice.outcome]
+    others = [advice for advice in rivals if advice.choice.policy != first.choice.policy]
     if rivals:
-        yield against(first, rivals[0])
+        yield against(first, (others or rivals)[0])
     hot = hot_rows(constraints, first.choice)
     if hot:
         yield f"the hot set, which {first.choice.policy} keeps on every worker, is {hot:,} rows"

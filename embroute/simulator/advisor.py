@@ -32,7 +32,7 @@ from embroute.kernels.codes import (
     URGENT,
     VALUE_STATE,
 )
-from embroute.planner.setup import Setup
+from embroute.planner.setup import STEP_ROOM, Setup
 from embroute.policies.catalog import make_policy
 from embroute.policies.regroup import HotRows
 from embroute.simulator.simulation import Outcome, Workload, measure, start_simulation, with_workers
@@ -300,8 +300,10 @@ def _simulate(constraints: Constraints, choice: Configuration, span: StepSpan) -
 def trim_cache(constraints: Constraints, advice: Recommendation, tick: Tick) -> Recommendation:
     """The smallest cache, by halving, with which the step is hardly longer."""
     most = min(advice.choice.cache_rows, constraints.max_cache_rows)
-    batch, workers = advice.choice.batch, len(advice.choice.workers)
-    least = distinct_rows(constraints.source.batch, batch) / workers  # a cache must hold a step
+    setup = workload_of(constraints, advice.choice, FULL_SPAN).setup
+    # A cache must hold every step of the training too, and each arena has its share of it.
+    share = np.max(STEP_ROOM * setup.step_rows_A / np.maximum(1, setup.rows_A))
+    least = min(1.0, float(share)) * setup.schema.num_rows
     sizes = [rows for rows in (most >> i for i in range(most.bit_length())) if rows >= least]
     if not sizes:
         return advice

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from embroute.checkpoint.folders import check_start, latest_checkpoint, remove_leftovers, step_of
 from embroute.checkpoint.locks import FolderLock
+from embroute.config.progress import is_quiet
 from embroute.config.scratch import scratch_folder
 from embroute.data.open import check_data
 from embroute.launch.supervisor import Program, RunFailedError, StoppedError, supervise
@@ -24,7 +25,9 @@ def launch(run: RunFile) -> None:
             f"{len(topology.nodes)} --nproc-per-node RANKS ... -m embroute.train FILE"
         )
     check_device(run.device)
-    check_data("--data", run.data, run.data_settings())
+    note = check_data("--data", run.data, run.data_settings())
+    if note and not is_quiet():
+        print(note, file=sys.stderr)
     out = _make_folder(run)
     (ranks,) = topology.nodes.values()
     # The ranks read a scratch copy: the folder may hold the run file of an earlier run.
@@ -32,7 +35,9 @@ def launch(run: RunFile) -> None:
         path = scratch / RUN_FILE
         run.write(path)
         command = (sys.executable, "-m", "embroute.train", str(path))
-        program = Program(command, ranks, run.restarts)
+        starting = "" if is_quiet() else f"starting {', '.join(ranks)}"
+        quiet = ("--quiet",) if is_quiet() else ()
+        program = Program((*command, *quiet), ranks, run.restarts, starting=starting)
         with FolderLock("--out", out, program.run_id):
             _check_start(run)
             _supervise(program, out / CHECKPOINTS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from embroute.config.progress import StatusLines, is_quiet
 from embroute.config.spec import parse_cache
 from embroute.data.batch import Batch, Source
 from embroute.data.open import open_source
@@ -24,7 +27,8 @@ from embroute.data.stream import batches, split
 from embroute.engine.control import broadcast_text, gather_from_workers
 from embroute.engine.optim import RowWiseAdagrad
 from embroute.kernels.array_types import F32
-from embroute.launch.rank import COORDINATOR, RankContext
+from embroute.launch.rank import COORDINATOR, RankContext, worker_names
+from embroute.launch.supervisor import begin_to_tell
 from embroute.models.layers import Samples
 from embroute.models.registry import make_model
 from embroute.nn.module_surgery import field_embeddings
@@ -33,6 +37,7 @@ from embroute.nn.prepared import Prepared
 from embroute.nn.session import WorkerSession
 from embroute.nn.settings import Settings
 from embroute.planner.setup import parse_dim
+from embroute.simulator.simulation import kernels_are_compiled
 from embroute.train.run_file import CHECKPOINTS, RunFile
 from embroute.transport.job_store import attempt
 
@@ -204,21 +209,42 @@ def evaluate(model: nn.Module, session: WorkerSession) -> dict[str, float]:
 def train_rank(run: RunFile, rank: RankContext, folder: Path, stop: threading.Event) -> Prepared:
     """This rank's part of a run; `stop` asks for a checkpoint and an early end."""
     torch.manual_seed(rank_seed(run.seed, rank.name))
-    data = open_run_data(run, rank)
-    torch.set_default_dtype(getattr(torch, run.dtype))
-    model = make_model(run.model, data.schema, parse_dim(run.dim, data.schema), run.model_options())
-    optimizers = [row_optimizer_of(run, model), dense_optimizer_of(run, model)]
-    schedules = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
-    settings = settings_of(run, data, folder)
-    settings["extras"] = {f"schedule{i}": schedule for i, schedule in enumerate(schedules)}
-    settings["stop"] = stop
-    ready = prepare(model, optimizers, data.train or (), rank, **settings)
-    if ready.session is not None:
-        loop = Loop(run, ready, ready.session, optimizers, schedules)
-        loop.run_all(monitor_of(rank, folder, data.steps))
-    if isinstance(data.source, FileSource) and data.source.bad_rows:
+    with status_lines(rank) as lines:
+        lines.begin("reading data")
+        data = open_run_data(run, rank)
+        lines.begin("building the model")
+        torch.set_default_dtype(getattr(torch, run.dtype))
+        dim = parse_dim(run.dim, data.schema)
+        model = make_model(run.model, data.schema, dim, run.model_options())
+        optimizers = [row_optimizer_of(run, model), dense_optimizer_of(run, model)]
+        schedules = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
+        settings = settings_of(run, data, folder)
+        settings["extras"] = {f"schedule{i}": schedule for i, schedule in enumerate(schedules)}
+        settings["stop"] = stop
+        lines.begin("filling tables and caches")
+        ready = prepare(model, optimizers, data.train or (), rank, **settings)
+        compiling = "" if kernels_are_compiled() else "; kernels compile, once on a machine"
+        lines.begin(f"waiting for the first step{compiling}")
+        if ready.session is not None:
+            loop = Loop(run, ready, ready.session, optimizers, schedules)
+            loop.run_all(monitor_of(rank, folder, data.steps, lines))
+    if isinstance(data.source, FileSource) and data.source.bad_rows and not is_quiet():
         print(data.source.skipped, file=sys.stderr)
     return ready
+
+
+@contextmanager
+def status_lines(rank: RankContext) -> Iterator[StatusLines]:
+    """Lines on what goes on: of the first worker, which speaks for all ranks."""
+    if rank.name != worker_names(1)[0] or is_quiet():
+        with Path(os.devnull).open("w") as nowhere:
+            yield StatusLines(nowhere)
+        return
+    lines = StatusLines(sys.stderr)
+    begin_to_tell()
+    lines.show("ranks have started")
+    with lines.running():
+        yield lines
 
 
 def rank_seed(seed: int, name: str) -> int:
@@ -226,13 +252,15 @@ def rank_seed(seed: int, name: str) -> int:
     return int(np.random.default_rng([seed, *name.encode()]).integers(2**63))
 
 
-def monitor_of(rank: RankContext, folder: Path, steps: int) -> RunMonitor | None:
+def monitor_of(
+    rank: RankContext, folder: Path, steps: int, lines: StatusLines
+) -> RunMonitor | None:
     """The run's monitor, at the first worker."""
     if rank.index:
         return None
     from embroute.train.metrics_log import RunMonitor
 
-    return RunMonitor(folder, steps)
+    return RunMonitor(folder, steps, lines)
 
 
 def _warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
@@ -262,6 +290,8 @@ class Loop:
                 self._report_step(monitor)
             if session.evaluation_due:
                 self._evaluate(monitor)
+        if monitor is not None:
+            monitor.lines.begin("ending: the last checkpoint, evaluation and reports")
         if session.final_evaluation:
             self._evaluate(monitor)
         if monitor is None:
@@ -294,6 +324,8 @@ class Loop:
         monitor.step(step.header, self.session.loss, step.figures)
 
     def _evaluate(self, monitor: RunMonitor | None) -> None:
+        if monitor is not None:
+            monitor.lines.begin("evaluating")
         metrics = evaluate(self.ready.model, self.session)
         if monitor is not None and self.session.current is not None:
             monitor.evaluated(self.session.current.step + 1, metrics)

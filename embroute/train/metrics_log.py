@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
+from embroute.config.progress import StatusLines
 from embroute.engine.protocol.messages import StepHeader
 from embroute.kernels.array_types import I64
 from embroute.report.run_folder import SUMMARY, Summary
 
-REPORT_S, LIVE_S = 10.0, 0.2
+REPORT_S, LINE_S, LIVE_S = 10.0, 3.0, 0.2
 METRICS = "metrics.jsonl"
 RUN_TOTALS = ("seconds", "row_bytes", "vanilla_row_bytes")  # a restart continues these sums
 REPORTS = 200  # at least so many for a run of known length, if it has so many steps
@@ -50,11 +50,11 @@ class ReportSpan:
 class RunMonitor:
     """Reports of a run, by its first worker, to `folder/metrics.jsonl` and TensorBoard."""
 
-    def __init__(self, folder: Path, total_steps: int, terminal: TextIO = sys.stderr) -> None:
-        self.total_steps, self.terminal = total_steps, terminal
+    def __init__(self, folder: Path, total_steps: int, lines: StatusLines) -> None:
+        self.total_steps, self.lines = total_steps, lines
         self.moved_bytes = self.other_bytes = 0
         self.samples = self.steps = 0
-        self.began = self._reported = self._shown = self._printed = time.monotonic()
+        self.began = self._reported = self._shown = self.lines.clock()
         self._last_end: float | None = None  # of the last step; None after an evaluation
         self._timed_s, self._timed_samples = 0.0, 0
         self._span, self._live = ReportSpan(), ReportSpan()
@@ -87,14 +87,18 @@ class RunMonitor:
         self.drained(figures)
         self.samples += samples
         self.steps += 1
-        now = time.monotonic()
+        now = self.lines.clock()
         if self._last_end is not None:
             self._timed_s += now - self._last_end
             self._timed_samples += samples
         self._last_end = now
-        if now - self._shown >= LIVE_S and self.terminal.isatty():
-            self._print("\r" + self._line(step, self._live, now - self._shown) + "\x1b[K")
+        last = step + 1 == self.total_steps and not self.lines.live
+        if last or now - self._shown >= (LIVE_S if self.lines.live else LINE_S):
+            self.lines.show(self._line(step, self._live, max(1e-9, now - self._shown)))
             self._live, self._shown = ReportSpan(), now
+        total = f" of {self.total_steps}" if self.total_steps else ""
+        done = f"step {step + 1}{total}; waiting for the next"
+        self.lines.begin(done)
         due = step + 1 == self.total_steps or now - self._reported >= REPORT_S
         if due or (self.total_steps and self._span.steps * REPORTS >= self.total_steps):
             self._report(step, now)
@@ -105,10 +109,6 @@ class RunMonitor:
         self.moved_bytes += moved_bytes
         self.other_bytes += other_bytes
 
-    def _print(self, text: str) -> None:
-        self.terminal.write(text)
-        self.terminal.flush()
-
     def _line(self, step: int, span: ReportSpan, seconds: float) -> str:
         """The live line, cut where many links make it too long for a terminal."""
         total = f"/{self.total_steps}" if self.total_steps else ""
@@ -116,9 +116,15 @@ class RunMonitor:
         text = (
             f"step {step + 1}{total}  {span.samples / seconds:,.0f} samples/s  "
             f"loss {span.loss / span.steps:.4f}  hits {_percent(span.hits, span.touches)}  "
-            f"MB/s {links}"
+            f"{self._left(step, span.steps / seconds)}MB/s {links}"
         )
         return text[:100]
+
+    def _left(self, step: int, steps_s: float) -> str:
+        """The time until the last step, if it is known."""
+        if step + 1 >= self.total_steps:
+            return ""
+        return f"left {timedelta(seconds=round((self.total_steps - step - 1) / steps_s))}  "
 
     def _report(self, step: int, now: float) -> None:
         span, seconds = self._span, max(1e-9, now - self._reported)
@@ -136,10 +142,6 @@ class RunMonitor:
         }
         self._write(report)
         self._scalars({name: report[name] for name in ("loss", "samples_per_s", "hit_rate")}, step)
-        last = step + 1 == self.total_steps
-        if not self.terminal.isatty() and (last or now - self._printed >= REPORT_S):
-            self._print(self._line(step, self._live, max(1e-9, now - self._printed)) + "\n")
-            self._live, self._printed = ReportSpan(), now
         self._span, self._reported, self._loss = ReportSpan(), now, span.loss / span.steps
 
     def _seconds(self, now: float) -> float:
@@ -168,27 +170,26 @@ class RunMonitor:
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Report an evaluation."""
         self.metrics, self._last_end = metrics, None
-        seconds = self._seconds(time.monotonic())
+        seconds = self._seconds(self.lines.clock())
         self._write({"step": step, "seconds": seconds, "row_bytes": self._row_bytes, **metrics})
         self._scalars(metrics, step - 1)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        clear = "\r\x1b[K" if self.terminal.isatty() else ""
-        self._print(f"{clear}step {step}  {text}\n")
+        self.lines.print(f"step {step}  {text}")
 
     def _speed(self) -> float:
         """Samples per second, without the first step, which compiles, and without evaluations."""
         if self._timed_samples:
             return self._timed_samples / max(1e-9, self._timed_s)
-        return self.samples / max(1e-9, time.monotonic() - self.began)
+        return self.samples / max(1e-9, self.lines.clock() - self.began)
 
     def idle(self) -> None:
         """Report a run without steps."""
-        self._print("nothing to train: the checkpoint is at the end of the run\n")
+        self.lines.print("nothing to train: the checkpoint is at the end of the run")
         self._close()
 
     def close(self, step: int, policy: str, seconds: dict[str, float]) -> None:
         """Write the last report and the summary. `seconds`: this worker's time by phase."""
-        self._report(step, time.monotonic())
+        self._report(step, self.lines.clock())
         rounded = {name: round(value, 3) for name, value in seconds.items()}
         summary = Summary(
             policy,
@@ -202,8 +203,7 @@ class RunMonitor:
             rounded,
         )
         (self.folder / SUMMARY).write_text(json.dumps(asdict(summary), indent=2) + "\n")
-        clear = "\r\x1b[K" if self.terminal.isatty() else ""
-        self._print(clear + summary.text() + "\n")
+        self.lines.print(summary.text())
         self._close()
 
 

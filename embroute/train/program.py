@@ -14,12 +14,14 @@ from pathlib import Path
 import click
 
 from embroute.checkpoint.locks import FolderLock
+from embroute.config.progress import progress_mode
 from embroute.launch.exit import BAD_INPUT, TRY_AGAIN, error_line, exit_code_of, exit_with_reason
+from embroute.launch.process import tune_process
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.launch.rendezvous import connect
 from embroute.train.loop import train_rank, write_record
 from embroute.train.run_file import read_run_file
-from embroute.transport.interface import LostPeerError
+from embroute.transport.interface import LostPeerError, MessageError
 from embroute.transport.job_store import FOLDER, attempt, new_run_id
 
 AGAIN_S = 1.0  # within it, a second SIGINT is the launcher's copy of the terminal's Ctrl-C
@@ -60,8 +62,12 @@ def _locked(folder: Path, rank: RankContext) -> AbstractContextManager[object]:
 @click.command()
 @click.argument("run_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--node-name", "node", default="", help="This machine in the run file [its host].")
-def rank_main(run_file: Path, node: str) -> None:
+@click.option("--quiet", is_flag=True, help="Print no progress.")
+@click.pass_context
+def rank_main(context: click.Context, run_file: Path, node: str, quiet: bool) -> None:
     """Take part in the run that a file describes; started by torchrun or embroute train."""
+    if quiet:
+        context.with_resource(progress_mode("none"))
     name, signals = "a rank", SignalHandler()
     try:
         run = read_run_file(run_file)
@@ -69,9 +75,10 @@ def rank_main(run_file: Path, node: str) -> None:
             run = replace(run, resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
-        connected = connect(run.topology(), node, run.peer_timeout, run.transport)
-        with connected as rank, _locked(folder, rank):
+        joined = connect(run.topology(), node, run.peer_timeout, run.transport, owns_process=True)
+        with joined as rank, _locked(folder, rank):
             name = rank.name
+            tune_process(name)
             ready = train_rank(run, rank, folder, signals.begin())
             write_record(folder, name, ready)
     except ValueError as error:
@@ -79,7 +86,7 @@ def rank_main(run_file: Path, node: str) -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         exit_with_reason(name, f"{where}{error.strerror or error}", exit_code_of(error))
-    except LostPeerError as error:
+    except (LostPeerError, MessageError) as error:
         exit_with_reason(name, str(error), TRY_AGAIN)
     except Exception as error:
         traceback.print_exc()

@@ -217,6 +217,8 @@ def _plain(value: object) -> object:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:
+        return int(value)  # 64, not '64'
     return value
 
 

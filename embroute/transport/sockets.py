@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -152,6 +153,7 @@ class SocketChannel:
         self._links = {name: _Link(sock) for name, sock in sockets.items()}
         self.counter = MessageCounter(kind)
         self.begin = self.counter.begin
+        self._fault = ""  # why the channel was aborted
 
     def socket_of(self, peer: str) -> socket.socket:
         """The socket to a peer."""
@@ -196,6 +198,13 @@ class SocketChannel:
         for link in self._links.values():
             link.sock.close()
 
+    def abort(self, reason: str) -> None:
+        """From any thread: let the owner, which may wait for ever, meet a LostPeerError."""
+        self._fault = reason
+        for link in self._links.values():
+            with suppress(OSError):
+                link.sock.shutdown(socket.SHUT_RDWR)
+
     def progress(self, messages: SocketMessages) -> None:
         """Move these messages, and others that can move, until all of these have moved."""
         while messages.sending or messages.awaited:
@@ -217,6 +226,8 @@ class SocketChannel:
         try:
             lane.progress()
         except OSError as error:
+            if self._fault:
+                raise LostPeerError(self._fault) from None
             kind, step = self.counter.label
             where = kind if step < 0 else f"{kind}, step {step}"
             raise LostPeerError(f"lost {peer}: {error.strerror} ({where})") from None

@@ -70,6 +70,7 @@ SETTINGS: list[tuple[str, object, str]] = [
     ("peer_timeout", NAN, f"peer_timeout= must be {NUMBER} 1, got nan"),
     ("peer_timeout", 1e300, "peer_timeout= must be a number of at most 1000000, got 1e+300"),
     ("peer_timeout", True, f"peer_timeout= must be {NUMBER} 1, got True"),
+    ("own_process", 1, "own_process= must be True or False, got 1"),
     ("lookups", None, "lookups= must be a function of a batch, got None"),
     ("lookups", {"user": 3}, "lookups= must be a function of a batch, got {'user': 3}"),
     ("min_rows", "many", f"min_rows= must be {WHOLE} 1, got 'many'"),

@@ -82,6 +82,7 @@ class ColumnSpec:
     derived: Mapping[str, Callable[[pl.Series], Words]] = field(default_factory=dict)
     bag_separator: str = "|"
     padding: bool = False  # a missing value touches no row; otherwise it is a separate id
+    note: str = ""  # for the user: columns that are probably used otherwise
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ class FileSource:
         self.schema = schema
         self.num_samples = num_samples
         self.bad_rows: Mapping[str, int] = {}
+        self.note = ""  # for the user: columns that are probably used otherwise
         self._pieces = pieces
         self._ids = ids
 
@@ -80,9 +81,10 @@ def open_files(
         sizes = [numbering.hash_rows] * len(layout.fields)
         ids = _hash_into(numbering.hash_rows)
     known = num_samples if numbering.hash_rows is None else None
-    return FileSource(
-        _schema(layout, sizes, longest), lambda n: _first(later(n), limit), ids, known
-    )
+    schema = _schema(layout, sizes, longest)
+    source = FileSource(schema, lambda counts: _first(later(counts), limit), ids, known)
+    source.note = layout.note
+    return source
 
 
 def _from_files(reading: ReadOptions, progress: Progress | None) -> Pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +113,11 @@ class ColumnUses:
     dense: tuple[str, ...] = ()
     bag: tuple[str, ...] = ()
     time: str | None = None
+    no_ids: frozenset[str] = frozenset()
 
 
 def table_columns(path: Path, names: Sequence[str], separator: str, uses: ColumnUses) -> ColumnSpec:
-    """The layout of a file whose columns are `names`."""
+    """The layout of a file whose columns are `names`; `all` takes no column in `uses.no_ids`."""
     single = [(use, name) for use, name in (("label", uses.label), ("time", uses.time)) if name]
     lists = [("categorical", uses.categorical), ("dense", uses.dense), ("bag", uses.bag)]
     named = single + [(use, name) for use, columns in lists for name in columns if name != ALL]
@@ -129,7 +131,7 @@ def table_columns(path: Path, names: Sequence[str], separator: str, uses: Column
     spare = tuple(name for name in names if name not in taken)
     layout = ColumnSpec(
         "table",
-        categorical=_filled(uses.categorical, spare),
+        categorical=_filled(uses.categorical, [name for name in spare if name not in uses.no_ids]),
         bags=uses.bag,
         label=uses.label,
         dense=_filled(uses.dense, spare),
@@ -140,7 +142,7 @@ def table_columns(path: Path, names: Sequence[str], separator: str, uses: Column
     return layout
 
 
-def _filled(columns: tuple[str, ...], spare: tuple[str, ...]) -> tuple[str, ...]:
+def _filled(columns: Sequence[str], spare: Sequence[str]) -> tuple[str, ...]:
     """A list of columns, with the spare columns in place of `all`."""
     return tuple(name for column in columns for name in (spare if column == ALL else (column,)))
 
@@ -194,5 +196,6 @@ def unknown_format(head: FileHead) -> ValueError:
     return ValueError(
         f"{head.path} {content}, which is neither Criteo (40 columns by tabs), Avazu nor "
         "MovieLens; give --categorical COLUMNS (or `all`), and --label, --dense, --bag, --time "
-        f"where they apply, or --format {'|'.join(FORMATS)}"
+        f"where they apply, or --format {'|'.join(FORMATS)}; embroute data describe "
+        f"{shlex.quote(str(head.path))} proposes them"
     )

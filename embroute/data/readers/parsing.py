@@ -174,5 +174,9 @@ def _check_types(path: Path, schema: pl.Schema, layout: ColumnSpec) -> None:
     for name in layout.used:
         kind = schema[name]
         is_bag = isinstance(kind, pl.List) and name in layout.bags
+        if isinstance(kind, pl.List) and not is_bag:
+            raise ValueError(
+                f"{path}: column {name} holds lists: give it with --bag {name}, not as a single id"
+            )
         if (kind.is_nested() and not is_bag) or kind in (pl.Binary, pl.Object):
             raise ValueError(f"{path}: column {name} holds {kind}, which cannot be read")

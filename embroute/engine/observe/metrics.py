@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from embroute.cost.step_time import KIND_NAMES
-from embroute.engine.packing import PendingBlock
+from embroute.engine.schedule import TransferBlock
 from embroute.kernels.array_types import I64
 from embroute.kernels.codes import NUM_KINDS
 from embroute.transport.interface import Channel
@@ -37,9 +37,9 @@ class StepLog:
     bytes: dict[tuple[int, int], I64] = field(default_factory=dict)
     note_bytes: dict[int, int] = field(default_factory=dict)
 
-    def block(self, pending: PendingBlock, kinds: I64, row_bytes: int) -> None:
+    def block(self, block: TransferBlock, kinds: I64, row_bytes: int) -> None:
         """Count the rows of a block."""
-        key = (pending.step, pending.block.peer)
+        key = (block.step, block.peer)
         self.rows[key] = self.rows.get(key, 0) + kinds
         self.bytes[key] = self.bytes.get(key, 0) + kinds * row_bytes
 
@@ -69,15 +69,14 @@ class Meter:
     spans: deque[PhaseSpan] = field(default_factory=lambda: deque(maxlen=SPANS))
     epoch_s: float = field(default_factory=lambda: time.time() - time.perf_counter())
 
-    def block(self, pending: PendingBlock, nbytes: int) -> None:
+    def block(self, block: TransferBlock, nbytes: int) -> None:
         """Count the rows of a block."""
-        block = pending.block
         kinds, row_bytes = np.array(block.kinds, np.int64), nbytes // max(1, len(block.indices))
         place = (self.phase, f"{self.peer_role}{block.peer}")
         self.rows[place] += kinds
         self.bytes[place] += kinds * row_bytes
         if self.log is not None:
-            self.log.block(pending, kinds, row_bytes)
+            self.log.block(block, kinds, row_bytes)
 
     @contextmanager
     def during(self, phase: str, step: int, transport: Channel) -> Iterator[None]:

@@ -22,7 +22,7 @@ PROTOCOL_VERSION = 1
 MAX_BODY_BYTES = 1 << 31  # a reader allocates no more
 _MAGIC = b"embr"
 _HEAD = struct.Struct("<4sHHqqQ")  # magic, version, kind, step, bytes and checksum of the body
-HEAD_BYTES = _HEAD.size + 8  # and the checksum of the head itself
+FRAME_HEAD_BYTES = _HEAD.size + 8  # and the checksum of the head itself
 _ALIGN = 8  # bytes: arrays begin at multiples, so that a reader needs no copy
 
 _KINDS = get_args(ControlMessage)  # a kind's number is its place here
@@ -141,8 +141,8 @@ def encode(message: ControlMessage) -> tuple[U8, U8]:
 
 def decode_head(data: U8, peer: str) -> Head:
     """Read and check a head; what it announces may be allocated."""
-    if len(data) != HEAD_BYTES:
-        raise MessageError(f"{peer} sent a head of {len(data)} bytes, expected {HEAD_BYTES}")
+    if len(data) != FRAME_HEAD_BYTES:
+        raise MessageError(f"{peer} sent a head of {len(data)} bytes, expected {FRAME_HEAD_BYTES}")
     magic, version, *rest = _HEAD.unpack_from(data.data)
     head = Head(peer, *rest)
     if magic != _MAGIC:
