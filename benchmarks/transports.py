@@ -160,6 +160,8 @@ def summary(prices: Sequence[Sequence[tuple[float, float]]]) -> list[str]:
     """The cells of a line: rounds in which all contenders ran, medians, and medians of ratios."""
     price_CR2 = np.array(prices)  # contenders x rounds x (step, processor time)
     price_CR2 = price_CR2[:, ~np.isnan(price_CR2).any((0, 2))]
+    if not price_CR2.shape[1]:
+        raise RuntimeError("the jobs never trained in the same round: let them take more steps")
     cells = [str(price_CR2.shape[1])]
     for kind in range(2):
         price_CR = price_CR2[:, :, kind]

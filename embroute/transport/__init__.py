@@ -1,1 +1,1 @@
-"""How bytes move between ranks: sockets, shared memory, Gloo, or within one process."""
+"""How bytes move between ranks: sockets or shared memory."""
