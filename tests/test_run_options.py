@@ -129,7 +129,7 @@ def said(words: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     ("words", "line"),
     [
         ("compare --polices esd", "embroute: No such option '--polices'"),
-        ("simulate", "embroute: Missing option '--csv'."),
+        ("simulate --csv", "embroute: Option '--csv' requires an argument."),
         ("compare --batch 0", "embroute: --batch must be a whole number of at least 1, got 0"),
         (
             "train --batch many",
