@@ -13,11 +13,12 @@ $(READY): pyproject.toml
 	$(BIN)/pip install --quiet --editable ".[train,report,dev,docs]"
 	touch $@
 
-DEMO := --workers 4 --steps 600 --batch 256 --checkpoint-every 300
+DEMO := --compute-ms-per-sample 0 --workers 4 --steps 600 --batch 256 --checkpoint-every 300
 
 demo: $(READY)  ## price every policy on the built-in shopping trace, then train with two of them
 	mkdir -p runs
-	$(BIN)/embroute compare --data online-retail --compute-ms-per-sample 0.05 --report runs/compare.html
+	$(BIN)/embroute compare --data online-retail --compute-ms-per-sample 0.05 \
+		--dim 64 --optimizer sgd --cache 0.1 --report runs/compare.html
 	rm -rf runs/demo-vanilla runs/demo-embroute
 	$(BIN)/embroute train $(DEMO) --policy vanilla --out runs/demo-vanilla
 	$(BIN)/embroute train $(DEMO) --out runs/demo-embroute

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from benchmarks.record import commit, markdown, record
 from benchmarks.sanity import opened_traces
-from embroute.api.advice import AdviceOptions
+from embroute.api.advice import constraints_of
+from embroute.config.run_options import AdviceOptions
 from embroute.data.batch import Source
 from embroute.data.open import open_source
 from embroute.data.synthetic.presets import LOG_PRESETS
@@ -55,7 +56,7 @@ def wish_of(ask: Ask, network: str, source: Source) -> Constraints:
     asked = AdviceOptions(
         network=network, dim=ask.dim, batch=BATCHES, compute_ms_per_sample=ask.compute_ms
     )
-    wish = asked.constraints(source)
+    wish = constraints_of(asked, source)
     if not ask.scarce:
         return wish
     row_bytes = float(wish.setup.record_bytes_XA[VALUE_STATE].max())

@@ -34,6 +34,8 @@ def trained(data: str, policy: str, folder: Path) -> int:
         "batch": BATCH,
         "steps": STEPS,
         "optimizer": "sgd",
+        "cache": 0.1,
+        "compute-ms-per-sample": 0,
         "held-out": 0,
         "out": out,
     }

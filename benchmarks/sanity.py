@@ -14,8 +14,9 @@ from pathlib import Path
 
 from benchmarks.record import markdown, record
 from embroute.config.cluster_file import open_cluster
+from embroute.config.data_options import DataOptions
 from embroute.data.batch import Source
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import open_source
 from embroute.planner.setup import Setup
 from embroute.simulator.simulation import Workload, measure_named
 

@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from embroute.api.advice import Advice, advise
     from embroute.api.comparisons import Comparison, compare
     from embroute.api.frames import Dataset, open_data
+    from embroute.api.runs import TrainedRun, load_run
     from embroute.api.simulations import Simulation, simulate
-    from embroute.config.cluster import Cluster
+    from embroute.config.cluster import Cluster, Host, Worker
+    from embroute.config.cluster_file import open_cluster
+    from embroute.config.run_options import JobOptions, RunConfig
     from embroute.data.batch import Batch
     from embroute.engine.optim import RowWiseAdagrad
     from embroute.nn.module_surgery import route
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from embroute.planner.state import State
     from embroute.policies.catalog import make_policy, register_policy
     from embroute.policies.sync.decision import make_decision
-    from embroute.simulator.job_options import JobOptions
     from embroute.transport.interface import LostPeerError
 
 __version__ = version("embroute")
@@ -49,6 +51,7 @@ __all__ = [
     "Dispatch",
     "DispatchContext",
     "Evict",
+    "Host",
     "JobOptions",
     "LostPeerError",
     "PartMemory",
@@ -56,16 +59,21 @@ __all__ = [
     "Policy",
     "Prepared",
     "RowWiseAdagrad",
+    "RunConfig",
     "RunStart",
     "Simulation",
     "State",
     "Sync",
     "SyncContext",
+    "TrainedRun",
+    "Worker",
     "__version__",
     "advise",
     "compare",
+    "load_run",
     "make_decision",
     "make_policy",
+    "open_cluster",
     "open_data",
     "prepare",
     "register_policy",
@@ -84,19 +92,25 @@ _HOMES = {
     "Dispatch": "embroute.planner.interfaces",
     "DispatchContext": "embroute.planner.interfaces",
     "Evict": "embroute.planner.interfaces",
-    "JobOptions": "embroute.simulator.job_options",
+    "Host": "embroute.config.cluster",
+    "JobOptions": "embroute.config.run_options",
     "LostPeerError": "embroute.transport.interface",
     "PartMemory": "embroute.planner.interfaces",
     "Plan": "embroute.planner.plan",
     "Policy": "embroute.planner.interfaces",
     "Prepared": "embroute.nn.prepared",
     "RowWiseAdagrad": "embroute.engine.optim",
+    "RunConfig": "embroute.config.run_options",
     "RunStart": "embroute.planner.interfaces",
     "Simulation": "embroute.api.simulations",
     "State": "embroute.planner.state",
     "Sync": "embroute.planner.interfaces",
     "SyncContext": "embroute.planner.interfaces",
     "advise": "embroute.api.advice",
+    "TrainedRun": "embroute.api.runs",
+    "Worker": "embroute.config.cluster",
+    "load_run": "embroute.api.runs",
+    "open_cluster": "embroute.config.cluster_file",
     "compare": "embroute.api.comparisons",
     "make_decision": "embroute.policies.sync.decision",
     "make_policy": "embroute.policies.catalog",

@@ -296,6 +296,7 @@ def settings_of(policy: str, num_workers: int, cache_share: float = 0.8) -> Sett
         lookups=lookups,
         min_rows=1,
         quotas=shares,
+        compute_ms_per_sample=0.0,
     )
 
 

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from embroute.cli.main import cli
 from embroute.cli.report import write_report
+from embroute.config.data_options import DataOptions
+from embroute.config.run_options import RunConfig
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
 from embroute.train.loop import train_rank, write_record
-from embroute.train.run_file import RunFile
 
 MOST_BYTES = 5_000_000
 
@@ -31,8 +32,8 @@ def compared(folder: Path, *options: str) -> tuple[Path, dict[str, Any]]:
 
 def trained(folder: Path, policy: str, steps: int = 40, limit: int = 4000) -> Path:
     """The folder of a run with two workers in this process, with its report."""
-    run = RunFile(
-        data_options={"limit": limit},
+    run = RunConfig(
+        data_options=DataOptions(limit=limit),
         policy=policy,
         dim="4",
         hidden="8",

@@ -9,11 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute.api.advice import Advice, AdviceOptions, worker_counts
+from embroute.api.advice import Advice, worker_counts
 from embroute.cli.main import cli
 from embroute.config.cluster import GIGABIT, Cluster, Host, Worker
 from embroute.config.cluster_file import open_cluster, read_cluster, write_cluster
-from embroute.data.open import DataOptions, open_source
+from embroute.config.data_options import DataOptions
+from embroute.config.run_file import read_run_file, write_run_file
+from embroute.config.run_options import AdviceOptions, RunConfig
+from embroute.data.open import open_source
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from embroute.report.advice_table import against, recommended
@@ -35,7 +38,7 @@ from embroute.simulator.advisor import (
     workload_of,
 )
 from embroute.simulator.simulation import measure
-from embroute.train.run_file import RunFile, read_run_file
+from embroute.train.run_ranks import network_of
 
 pytestmark = pytest.mark.xdist_group("advise")
 
@@ -146,19 +149,20 @@ def test_recommendation_without_a_cache_names_none() -> None:
     dataset = embroute.open_data("online-retail(negatives=1)", limit=100)
     options = AdviceOptions(network="dc-2", dim=64)
     run = Advice(dataset, options, wish(), (Recommendation(choice, 0.01),)).run
-    assert "cache" not in run
+    assert "cache" not in run.changed()
 
 
 def test_run_file_has_numbers_without_quotes(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    run = RunFile(dim="64", hidden="32", data_options={"label": "007", "categorical": ["1"]})
-    run.write(path)
+    columns = DataOptions(label="007", categorical=("1",))
+    run = RunConfig(dim="64", hidden="32", data_options=columns)
+    write_run_file(run, path)
     assert "dim: 64\n" in path.read_text()
     assert "hidden: 32\n" in path.read_text()
     assert "label: '007'\n" in path.read_text()
     again = read_run_file(path)
     assert (again.dim, again.hidden) == ("64", "32")
-    assert again.data_settings() == run.data_settings()
+    assert again.data_options == columns
 
 
 def test_trimmed_cache_holds_every_step_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +219,7 @@ def test_advise_command_writes_a_run_file(tmp_path: Path) -> None:
     plain = ("nocache", "vanilla", "bagpipe", "herald", "esd(1)")
     assert run.policy in (*plain, "embroute(effort=auto)")
     assert run.workers in (2, 4)
-    assert run.cluster().num_workers == run.workers
+    assert network_of(run).num_workers == run.workers
 
 
 def test_advise_command_chooses_in_place_on_one_machine(tmp_path: Path) -> None:
@@ -228,7 +232,7 @@ def test_advise_command_chooses_in_place_on_one_machine(tmp_path: Path) -> None:
     assert "Recommended: in-place on 2 workers with " in result.stdout
     assert result.stderr.splitlines()[-1] == f"next: embroute train {out}"
     run = read_run_file(out)
-    assert (run.policy, run.workers, run.cache) == ("in-place", 2, RunFile.cache)
+    assert (run.policy, run.workers, run.cache) == ("in-place", 2, RunConfig().cache)
 
 
 def test_advice_in_python_shows_itself_and_its_run(tmp_path: Path) -> None:
@@ -237,21 +241,24 @@ def test_advice_in_python_shows_itself_and_its_run(tmp_path: Path) -> None:
     options = {"network": box, "batch": 64, "memory_per_worker": "60MB"}
     advice = embroute.advise(compute_ms_per_sample=0.01, workers=[2], **options)
     frame = advice.to_dataframe()
-    assert frame["policy"][0] == advice.best.policy == advice.run["policy"] == "in-place"
+    assert frame["policy"][0] == advice.best.policy == advice.run.policy == "in-place"
     assert frame["simulated_step_s"].null_count() == len(frame) - NUM_SIMULATED
     assert frame["samples_per_s"][0] == advice.recommendations[0].samples_s
     assert "in-place" in str(advice)
     assert "in-place" in advice._repr_html_()
     assert advice.to_html(tmp_path / "page.html") == (tmp_path / "page.html").read_text()
     assert advice.plot().renderers
-    run = RunFile(**advice.run_at(tmp_path / "mine.yaml"))  # type: ignore[arg-type]
-    assert (run.out, run.cluster().num_workers) == ("mine", 2)
-    assert read_cluster(Path(run.network)) == box
+    run = advice.write(tmp_path / "mine.yaml")
+    assert read_run_file(tmp_path / "mine.yaml") == run
+    assert (run.out, network_of(run).num_workers) == ("mine", 2)
+    assert read_cluster(tmp_path / "mine.network.yaml") == box
 
 
 def test_advice_names_the_wrong_argument() -> None:
-    with pytest.raises(ValueError, match="memory_per_worker= must look like 8GB, got '3'"):
-        embroute.advise(memory_per_worker="3")
+    with pytest.raises(
+        ValueError, match="memory_per_worker= must look like 4000000 or 4MB, got '3%'"
+    ):
+        embroute.advise(memory_per_worker="3%")
     with pytest.raises(TypeError, match="no option 'memory'"):
         embroute.advise(memory="8GB")
 

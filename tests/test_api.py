@@ -126,7 +126,7 @@ def test_results_show_themselves(tmp_path: Path) -> None:
         (lambda: embroute.open_data("nowhere.csv"), "nowhere.csv: no such file"),
         (lambda: embroute.open_data(columns(), label="x"), "label=: the frame has no column 'x'"),
         (lambda: embroute.open_data(columns()), "no categorical column is given"),
-        (lambda: embroute.open_data(columns(), categorical="user"), "categorical= must be names"),
+        (lambda: embroute.open_data(columns(), categorical=3), "categorical= must be names"),
     ],
 )
 def test_faults_name_the_argument(call: Callable[[], object], fault: str) -> None:

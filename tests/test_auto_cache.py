@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.cli.main import cli
+from embroute.config.data_options import DataOptions
 from embroute.config.spec import AUTO_CACHE, Size, parse_cache
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import open_source
 from embroute.data.schema import Field, Schema, Table
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,11 @@ from embroute.checkpoint.folders import latest_checkpoint
 from embroute.checkpoint.manifest import read_manifest, verify
 from embroute.cli.main import main
 from embroute.config.cluster import uniform_cluster
+from embroute.config.run_file import keep_run_file, read_run_file, write_run_file
+from embroute.config.run_options import RunConfig
 from embroute.launch.in_process import InProcessChannel, run_in_process
 from embroute.nn.settings import Settings
-from embroute.train.run_file import RunFile, read_run_file
+from embroute.train.run_ranks import check_run, network_of
 from tests.jobs import Batch, Result, batches, gathered, plain_cached, settings_of, train
 from tests.sizes import marked_full
 
@@ -50,26 +51,27 @@ Patch = pytest.MonkeyPatch
         ("dim", "0", "--dim '0': a width must be a whole number from 1"),
         ("dim", "8,C1=0", "--dim '8,C1=0': a width must be"),
         ("hidden", "8,x", "--hidden '8,x': a width must be a whole number from 1"),
-        ("quotas", "1,1", "--quotas needs 4 shares, one a worker and not all 0, got '1,1'"),
-        ("quotas", "0,0,0,0", "--quotas needs 4 shares, one a worker and not all 0"),
+        ("quotas", "1,1", "--quotas needs 4 shares, one a worker, got '1,1'"),
+        ("quotas", "0,0,0,0", "--quotas must have a share above 0, got '0,0,0,0'"),
         ("cache", "much", "--cache"),
         ("decay", "-0.1", "--decay must be a number of at least 0, got -0.1"),
         ("clip", "nan", "--clip must be a number of at least 0, got nan"),
-        ("lr", "0", "--lr must be above 0, got 0"),
-        ("lr", "inf", "--lr must be above 0, got inf"),
-        ("held-out", "1", "--held-out must be at least 0 and below 1, got 1"),
+        ("lr", "0", "--lr must be a number above 0, got 0"),
+        ("lr", "inf", "--lr must be a number above 0, got inf"),
+        ("held-out", "1", "--held-out must be a number below 1, got 1"),
         ("peer-timeout", "0.5", "--peer-timeout must be a number of at least 1, got 0.5"),
         ("batch", "0", "--batch must be a whole number of at least 1, got 0"),
-        ("batch", "many", "--batch must be a whole number, got 'many'"),
+        ("batch", "many", "--batch must be a whole number of at least 1, got 'many'"),
         ("workers", "0", "--workers must be a whole number of at least 1, got 0"),
-        ("network", "edge-8", "--network edge-8 has 8 workers and 1 shards, the job 4 and 1"),
+        ("network", "edge-8 --workers 4", "--workers 4: --network edge-8 has 8 workers; use"),
     ],
 )
 def test_bad_train_option_is_refused_before_ranks_start(
     option: str, value: str, message: str, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No rank starts: the message appears once, not once per rank."""
-    words = ["embroute", "train", f"--{option}", value, "--out", "/dev/null/no"]
+    given = value.split(" ") if " --" in value else [value]
+    words = ["embroute", "train", f"--{option}", *given, "--out", "/dev/null/no"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
         main()
@@ -84,7 +86,7 @@ def test_train_refuses_the_folder_of_another_run(
     tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "checkpoints" / "step-00000040").mkdir(parents=True)
-    RunFile(steps=40, out=str(tmp_path)).write(tmp_path / "run.yaml")
+    write_run_file(RunConfig(steps=40, out=str(tmp_path)), tmp_path / "run.yaml")
     before = (tmp_path / "run.yaml").read_text()
     words = ["embroute", "train", "--steps", "9", "--held-out", "0.5", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", words)
@@ -99,26 +101,26 @@ def test_train_refuses_the_folder_of_another_run(
 
 
 def test_run_file_copy_keeps_an_equal_copy_unchanged(tmp_path: Path) -> None:
-    run, path = RunFile(steps=40, out=str(tmp_path)), tmp_path / "run.yaml"
-    run.write_copy(tmp_path)
+    run, path = RunConfig(steps=40, out=str(tmp_path)), tmp_path / "run.yaml"
+    keep_run_file(run, tmp_path)
     assert read_run_file(path) == run
     commented = "# mine\n" + path.read_text()
     path.write_text(commented)
-    replace(run, resume=True).write_copy(tmp_path)
+    keep_run_file(run.replace(resume=True), tmp_path)
     assert path.read_text() == commented
-    replace(run, steps=50).write_copy(tmp_path)
+    keep_run_file(run.replace(steps=50), tmp_path)
     assert read_run_file(path).steps == 50
-    replace(run, steps=60, resume=True).write_copy(tmp_path)  # which the next run has to ask for
+    keep_run_file(run.replace(steps=60, resume=True), tmp_path)  # which the next run has to ask for
     assert (read_run_file(path).steps, read_run_file(path).resume) == (60, False)
 
 
 def test_run_file_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("polcy: vanilla\n")
-    with pytest.raises(ValueError, match=r"run.yaml: unknown key 'polcy' \(known: data,"):
+    with pytest.raises(ValueError, match=r"run.yaml: no key 'polcy'; did you mean policy\?"):
         read_run_file(path)
     path.write_text("dim: 0\n")
-    with pytest.raises(ValueError, match=r"run.yaml: --dim '0': a width must be"):
+    with pytest.raises(ValueError, match=r"run.yaml: dim '0': a width must be"):
         read_run_file(path)
 
 
@@ -253,13 +255,13 @@ def test_resume_refuses_a_checkpoint_with_a_flipped_bit(name: str, tmp_path: Pat
 def test_prepare_refuses_bad_settings(tmp_path: Path) -> None:
     stream = batches(2, 3)
     for name, value, message in (
-        ("polcy", "vanilla", "prepare: unknown setting 'polcy'"),
+        ("polcy", "vanilla", "no setting of prepare 'polcy'; did you mean policy?"),
         ("policy", "esd(1, workers=fast)", "workers=fast is for compare and simulate"),
         ("decay", -1.0, "decay= must be a number of at least 0, got -1.0"),
         ("decay", float("nan"), "decay= must be a number of at least 0, got nan"),
         ("epochs", 0, "epochs= must be a whole number of at least 1, got 0"),
         ("epochs", 1.5, "epochs= must be a whole number of at least 1, got 1.5"),
-        ("max_steps", -1, "max_steps= must be a whole number of at least 0, got -1"),
+        ("steps", -1, "steps= must be a whole number of at least 1, got -1"),
         ("evaluate_every", 5, "evaluate_every=5 has no meaning without held_out="),
         ("checkpoint_every", 5, "checkpoint_every=5 has no meaning without checkpoint="),
         ("resume", True, "resume=True has no meaning without checkpoint="),
@@ -283,12 +285,12 @@ def test_in_place_refuses_several_machines() -> None:
         run(settings | {"debug": "versions"}, stream)
     nodes = {"a": ["coordinator", "shard0", "worker0"], "b": ["worker1"]}
     with pytest.raises(ValueError, match=re.escape(fault)):
-        RunFile(policy="in-place", nodes=nodes)
+        check_run(RunConfig(policy="in-place", nodes=nodes))
     with pytest.raises(ValueError, match=re.escape(fault)):
-        RunFile(policy="in-place", workers=2, network="edge-2")
+        check_run(RunConfig(policy="in-place", workers=2, network="edge-2"))
     apart = {"a": ["coordinator"], "b": ["shard0", "worker0"]}
-    for one in (RunFile(policy="in-place", workers=2), RunFile(policy="in-place", nodes=apart)):
-        assert len(one.cluster().used_hosts) == 1
+    for one in (RunConfig(policy="in-place", workers=2), RunConfig(policy="in-place", nodes=apart)):
+        assert len(network_of(one).used_hosts) == 1
 
 
 def test_in_place_refuses_ranks_without_shared_memory(monkeypatch: Patch) -> None:
@@ -353,7 +355,7 @@ def test_real_run_refuses_a_checkpoint_of_another_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_launcher_that_starts_too_few_ranks_is_refused(tmp_path: Path) -> None:
-    RunFile(workers=3, steps=5, out=str(tmp_path / "out")).write(tmp_path / "run.yaml")
+    write_run_file(RunConfig(workers=3, steps=5, out=str(tmp_path / "out")), tmp_path / "run.yaml")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "3", "-m", "embroute.train", str(tmp_path / "run.yaml")]
     done = subprocess.run(

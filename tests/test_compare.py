@@ -19,6 +19,8 @@ pytestmark = pytest.mark.xdist_group("compare")
 
 MANUAL = Path(__file__).parent.parent / "docs" / "compare-json.md"
 SHORT = ("--steps", "14", "--warmup", "4")
+# A job whose rows have 256 bytes, gradients too.
+WIDE_SGD = ("--data", "online-retail", "--dim", "64", "--optimizer", "sgd", "--cache", "0.1")
 MOVED = ("miss_pull", "stale_pull", "update_push", "evict_push", "drain", "allreduce")
 BYTES = (*MOVED, "samples", "plans", "dense")
 NAMES = (
@@ -88,7 +90,7 @@ def compare(folder: Path, *arguments: str) -> Found:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("compare")
-    options = ("--dense-bytes", "1KB", "--compute-ms-per-sample", "0.001")
+    options = ("--dense-bytes", "1KB", "--compute-ms-per-sample", "0.001", *WIDE_SGD)
     return compare(folder, "--policies", ",".join(NAMES), *SHORT, *options)
 
 
@@ -348,7 +350,7 @@ def test_simulate_steps_sum_to_the_comparison(name: str, steps_of: Write, tmp_pa
 
 
 def test_simulate_marks_hot_steps(steps_of: Write) -> None:
-    _, lines = steps_of("--policy", "fae", "--steps", "40", "--warmup", "1")
+    _, lines = steps_of("--policy", "fae", "--steps", "40", "--warmup", "1", *WIDE_SGD)
     assert {line["hot"] for line in lines} == {"0", "1"}
     assert {int(line["samples"]) for line in lines} <= set(range(1, 1025))
     assert all(0 <= float(line["hit_rate"]) <= 1 for line in lines)

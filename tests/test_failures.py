@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from embroute.checkpoint.folders import latest_checkpoint
+from embroute.config.run_file import RUN_FILE, write_run_file
+from embroute.config.run_options import RunConfig
 from embroute.launch.rank import rank_names
-from embroute.train.run_file import RUN_FILE, RunFile
 from tests.processes import TORCHRUN, begin, finish, pid_of
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -98,7 +99,7 @@ def test_restart_after_a_killed_shard_changes_no_bit(whole: Path, tmp_path: Path
 
 @pytest.mark.full
 def test_torchrun_restart_after_a_killed_worker_changes_no_bit(whole: Path, tmp_path: Path) -> None:
-    RunFile(
+    run = RunConfig(
         workers=2,
         batch=64,
         dim="8",
@@ -109,10 +110,11 @@ def test_torchrun_restart_after_a_killed_worker_changes_no_bit(whole: Path, tmp_
         checkpoint_every=EVERY,
         peer_timeout=15,
         out=str(tmp_path / "run"),
-    ).write(tmp_path / RUN_FILE)
+    )
+    write_run_file(run, tmp_path / RUN_FILE)
     program = ["-m", "embroute.train", str(tmp_path / RUN_FILE)]
-    run = begin([*TORCHRUN, "--max-restarts", "1", *program])
-    kill(run, tmp_path / "run", [("worker0", 0.1)])
+    job = begin([*TORCHRUN, "--max-restarts", "1", *program])
+    kill(job, tmp_path / "run", [("worker0", 0.1)])
     assert_same(tmp_path / "run", whole)
 
 

@@ -112,14 +112,14 @@ def test_rows_trained_before_a_resume_are_not_initialised_again(
     topology: tuple[int, int], changes: Settings, tmp_path: Path
 ) -> None:
     stream, settings = growing(), settings_of(POLICY, TOPOLOGY[0])
-    settings.update({"checkpoint": tmp_path, "max_steps": 20})
+    settings.update({"checkpoint": tmp_path, "steps": 20})
     run(settings, stream)
     assert latest_checkpoint(tmp_path) is not None
     again = settings_of(POLICY, topology[0])
     again.update({"checkpoint": tmp_path, "resume": True})
     again.update(changes)
     # Twice, because the second checkpoint must still know what the first one did.
-    run(Settings(**again, max_steps=30), stream, topology=topology)
+    run(Settings(**again, steps=30), stream, topology=topology)
     results = run(again, stream, topology=topology)
     assert len(results["worker0"].losses) == STEPS - 30
     gathered(results, *topology).assert_equal(plain("adagrad", stream))

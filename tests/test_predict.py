@@ -15,16 +15,18 @@ from click.testing import CliRunner
 
 from embroute.cli.main import cli
 from embroute.cli.options import replacing
+from embroute.config.data_options import DataOptions
+from embroute.config.run_file import RUN_FILE, write_run_file
+from embroute.config.run_options import ModelName, RunConfig
 from embroute.launch.in_process import run_in_process
 from embroute.train.loop import metrics_of, train_rank
-from embroute.train.run_file import RUN_FILE, RunFile
 from embroute.train.scorer import ScoreRequest, samples_to_score
 
 
 @pytest.mark.parametrize("model", ["deepfm", "dcn"])
-def test_predict_scores_equal_the_last_evaluation(model: str, tmp_path: Path) -> None:
-    run = RunFile(
-        data_options={"limit": 3000},
+def test_predict_scores_equal_the_last_evaluation(model: ModelName, tmp_path: Path) -> None:
+    run = RunConfig(
+        data_options=DataOptions(limit=3000),
         model=model,
         dim="4",
         hidden="8",
@@ -34,7 +36,7 @@ def test_predict_scores_equal_the_last_evaluation(model: str, tmp_path: Path) ->
         workers=2,
         shards=2,
     )
-    run.write(tmp_path / RUN_FILE)
+    write_run_file(run, tmp_path / RUN_FILE)
     run_in_process(2, 2, lambda rank: train_rank(run, rank, tmp_path, threading.Event()))
     out = tmp_path / "scores.csv"
     result = CliRunner().invoke(cli, ["predict", str(tmp_path), "--out", str(out)])
@@ -47,7 +49,7 @@ def test_predict_scores_equal_the_last_evaluation(model: str, tmp_path: Path) ->
 
 
 def test_predict_on_other_files_requires_hashed_ids() -> None:
-    run = RunFile(data="clicks.csv")
+    run = RunConfig(data="clicks.csv")
     with pytest.raises(ValueError, match="train with --ids hash"):
         samples_to_score(run, ScoreRequest("others.csv", "all"))
 
@@ -57,8 +59,9 @@ def test_predict_accepts_files_without_labels(tmp_path: Path) -> None:
     known, new = tmp_path / "clicks.csv", tmp_path / "new.csv"
     known.write_text("\n".join(["click,user,item", *lines]) + "\n")
     new.write_text("\n".join(["user,item", *(line[2:] for line in lines)]) + "\n")
-    options = {"label": "click", "categorical": ["user", "item"], "ids": "hash", "hash_rows": 50}
-    run = RunFile(str(known), options, dim="4", hidden="8", cache="1", batch=32, workers=1)
+    options = DataOptions(label="click", categorical=("user", "item"), ids="hash", hash_rows=50)
+    run = RunConfig(data=str(known), data_options=options, dim="4", hidden="8", cache="1")
+    run = run.replace(batch=32, workers=1)
     run_in_process(1, 1, lambda rank: train_rank(run, rank, tmp_path, threading.Event()))
     for name, given in (("a", [str(known), "--part", "all"]), ("b", [str(new), "--unlabelled"])):
         words = ["predict", str(tmp_path), "--out", str(tmp_path / name), "--data", *given]

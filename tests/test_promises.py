@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from embroute.config.cluster import uniform_cluster
+from embroute.config.data_options import DataOptions
 from embroute.config.spec import Size
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import open_source
 from embroute.data.stream import batches as data_batches
 from embroute.engine.batches import SampleAdapter
 from embroute.engine.observe.metrics import ASIDE, DRAIN_PHASE, EARLY_PHASE, URGENT_PHASE, Meter

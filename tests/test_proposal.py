@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embroute.cli.main import cli
-from embroute.data.open import DataOptions, open_frame, open_source
+from embroute.config.data_options import DataOptions
+from embroute.data.open import open_frame, open_source
 from embroute.data.proposal import as_options, propose
 
 ROWS = 400

@@ -6,12 +6,14 @@ import gzip
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import polars as pl
 import pytest
 
+from embroute.config.data_options import DataOptions
 from embroute.data.batch import Source, concat
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import open_source
 from embroute.data.readers import records
 from embroute.data.readers.columns import ColumnSpec
 from embroute.data.readers.file_source import FileSource, Numbering, open_files
@@ -133,7 +135,9 @@ def test_file_with_only_bad_rows_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ids", ["vocab", "hash"])
-def test_empty_file_in_a_directory_is_refused(tmp_path: Path, ids: str) -> None:
+def test_empty_file_in_a_directory_is_refused(
+    tmp_path: Path, ids: Literal["vocab", "hash"]
+) -> None:
     table_file(tmp_path, HEADER + "1,u,2\n", "a.csv")
     table_file(tmp_path, "", "b.csv")
     options = DataOptions(categorical=("a",), ids=ids, hash_rows=9 if ids == "hash" else None)

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embroute.config.data_options import DataOptions
 from embroute.data.batch import Batch, concat, one_hot
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import open_source
 from embroute.data.readers import file_source as reader
 from embroute.data.readers.decode import Keyed
 from embroute.data.readers.sorting import RunSizes, SortedSamples

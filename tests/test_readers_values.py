@@ -15,8 +15,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from embroute.config.data_options import DataOptions
 from embroute.data.batch import PADDING, Batch, Source, concat
-from embroute.data.open import DataOptions, open_source
+from embroute.data.open import open_source
 from embroute.data.readers.columns import ColumnSpec
 from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.formats import CRITEO_COLUMNS, criteo

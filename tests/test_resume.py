@@ -233,9 +233,9 @@ def epochs(rank: RankContext, stream: Sequence[Batch], settings: Settings) -> li
 
 def test_resumed_epochs_end_at_the_same_step(tmp_path: Path) -> None:
     stream, settings = batches(2, STEPS), saving("herald", 2, tmp_path)
-    settings["epochs"], settings["max_steps"] = 2, 40
+    settings["epochs"], settings["steps"] = 2, 40
     assert run_in_process(2, 1, lambda rank: epochs(rank, stream, settings))["worker1"] == [40, 0]
-    settings["max_steps"] = 0
+    del settings["steps"]
     assert run_in_process(2, 1, lambda rank: epochs(rank, stream, settings))["worker1"] == [20, 60]
 
 

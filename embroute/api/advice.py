@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,22 @@ import polars as pl
 from rich.console import RenderableType
 from rich.text import Text
 
-from embroute.api.frames import Dataset, checked_options, naming_arguments, open_data
-from embroute.config.cluster import CLUSTER_PRESETS, Cluster
-from embroute.config.cluster_file import open_cluster, write_cluster
+from embroute.api.frames import Dataset, naming_arguments, open_data
+from embroute.config.cluster import Cluster
+from embroute.config.cluster_file import open_network, write_cluster
+from embroute.config.option_types import parse_bytes
 from embroute.config.progress import progress_bar
-from embroute.config.spec import LIMITS, one_line, parse_int, parse_size, shown
+from embroute.config.run_file import write_run_file
+from embroute.config.run_options import (
+    DEFAULT_DATA,
+    DEFAULT_POLICY,
+    MAX_BATCH,
+    AdviceOptions,
+    RunConfig,
+)
+from embroute.config.spec import one_line, parse_int
 from embroute.data.batch import Source
 from embroute.planner.setup import Setup, parse_dim
-from embroute.policies.catalog import DEFAULT_POLICY
 from embroute.report.advice_table import advice_table, has_cache, reasons, recommended, worker_bytes
 from embroute.report.comparison_table import cell_html, recorded
 from embroute.simulator.advisor import (
@@ -42,88 +49,47 @@ if TYPE_CHECKING:
 TRAINED_AS = {"embroute": DEFAULT_POLICY}  # the policy that `train` uses by default
 
 
-@dataclass(frozen=True)
-class AdviceOptions:
-    """What may be chosen, and what is fixed."""
-
-    network: str | Cluster = "edge-8"
-    memory_per_worker: str = "8GB"
-    dim: str | int = "64"
-    model: str = "deepfm"
-    workers: str | int | Sequence[int] | None = None  # numbers to try
-    batch: str | int | Sequence[int] = "128,256"  # samples of a worker to try
-    optimizer: str = "adagrad"
-    compute_ms_per_sample: float = 0.05
-    allow_stale: bool = False
-    allow_reorder: bool = False
-
-    def __post_init__(self) -> None:
-        self.memory_bytes()
-
-    def memory_bytes(self) -> float:
-        """Memory of a worker."""
-        memory = parse_size("--memory-per-worker", self.memory_per_worker)
-        if memory.unit != "bytes":
-            raise ValueError(
-                f"--memory-per-worker must look like 8GB, got {shown(self.memory_per_worker)}"
-            )
-        return memory.amount
-
-    def cluster(self) -> Cluster:
-        """The network with all of its workers."""
-        network = self.network
-        if isinstance(network, Cluster):
-            return network
-        return open_cluster(f"{network}-8" if network in CLUSTER_PRESETS else network)
-
-    def policies(self, cluster: Cluster) -> tuple[str, ...]:
-        """Policies that the user allows, the network permits and the optimizer can train with."""
-        one_host = len(cluster.used_hosts) == 1
-        stale = self.allow_stale and self.optimizer != "adam"
-        allowed = (
-            (ONE_HOST_POLICIES if one_host else ())
-            + EXACT_POLICIES
-            + (STALE_POLICIES if stale else ())
-        )
-        return allowed + (REORDERING_POLICIES if self.allow_reorder else ())
-
-    def constraints(self, source: Source) -> Constraints:
-        """The limits within which the adviser searches."""
-        from embroute.models.registry import table_widths
-
-        dim = parse_dim(str(self.dim), source.schema)
-        cluster = replace(
-            self.cluster(),
-            dense_bytes=dense_bytes(self.model, source, dim),
-            compute_s_per_sample=self.compute_ms_per_sample / 1e3,
-        )
-        most = int(LIMITS["batch"].most)
-        batches = [parse_int("--batch", part, 1, most) for part in _joined(self.batch).split(",")]
-        workers = None if self.workers is None else _joined(self.workers)
-        return Constraints(
-            Setup(
-                source.schema,
-                cluster,
-                table_widths(self.model, source.schema, dim),
-                optimizer=self.optimizer,
-            ),
-            first_samples(source, sum(FULL_SPAN) * max(batches) * cluster.num_workers),
-            self.memory_bytes(),
-            tuple(batches),
-            worker_counts(workers, cluster.num_workers),
-            self.policies(cluster),
-        )
+def cluster_of_advice(options: AdviceOptions) -> Cluster:
+    """The network with all of its workers."""
+    return open_network(options.network or "edge-8")
 
 
-def _joined(values: object) -> str:
-    """A list of numbers as the command line has it: `4,8`."""
-    return ",".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
+def allowed_policies(options: AdviceOptions, cluster: Cluster) -> tuple[str, ...]:
+    """Policies that the user allows, the network permits and the optimizer can train with."""
+    one_host = len(cluster.used_hosts) == 1
+    stale = options.allow_stale and options.optimizer != "adam"
+    allowed = (ONE_HOST_POLICIES if one_host else ()) + EXACT_POLICIES
+    allowed += STALE_POLICIES if stale else ()
+    return allowed + (REORDERING_POLICIES if options.allow_reorder else ())
 
 
-def worker_counts(text: str | None, most: int) -> tuple[int, ...]:
+def constraints_of(options: AdviceOptions, source: Source) -> Constraints:
+    """The limits within which the adviser searches."""
+    from embroute.models.registry import table_widths
+
+    dim = parse_dim(str(options.dim), source.schema)
+    cluster = replace(
+        cluster_of_advice(options),
+        dense_bytes=dense_bytes(options.model, source, dim),
+        compute_s_per_sample=options.compute_ms_per_sample / 1e3,
+    )
+    batches = [parse_int("--batch", part, 1, MAX_BATCH) for part in str(options.batch).split(",")]
+    widths = table_widths(options.model, source.schema, dim)
+    return Constraints(
+        Setup(source.schema, cluster, widths, optimizer=options.optimizer),
+        first_samples(source, sum(FULL_SPAN) * max(batches) * cluster.num_workers),
+        parse_bytes("--memory-per-worker", options.memory_per_worker),
+        tuple(batches),
+        worker_counts(options.workers, cluster.num_workers),
+        allowed_policies(options, cluster),
+    )
+
+
+def worker_counts(wanted: object, most: int) -> tuple[int, ...]:
     """Numbers of workers to try, most first: `4`, `2,4,8` or `2..8`."""
-    if text is None:
+    if wanted is None:
         return tuple(dict.fromkeys((most, *(n for n in range(most - 1, 0, -1) if most % n == 0))))
+    text = str(wanted)
     span = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", text)
     parts = span.groups() if span else text.split(",")
     try:
@@ -168,40 +134,36 @@ class Advice:
         return (recommended(self.recommendations[0]), *told)
 
     @property
-    def run(self) -> dict[str, object]:
-        """The recommended run by the keys of a run file.
-
-        Its network is a Cluster where some workers of the given network are left out.
-        """
-        choice, asked, cluster = self.best, self.options, self.options.cluster()
-        network: object = asked.network
+    def run(self) -> RunConfig:
+        """The recommended run. Its network is a Cluster if it leaves some workers out."""
+        choice, asked, cluster = self.best, self.options, cluster_of_advice(self.options)
+        network = asked.network or "edge-8"
         if len(choice.workers) < cluster.num_workers:
             network = cluster.only(choice.workers)
-        elif network in CLUSTER_PRESETS:
-            network = f"{network}-{cluster.num_workers}"
-        cache = {"cache": f"{choice.cache_rows}rows"} if has_cache(choice) else {}
-        return {
-            "data": self.dataset.name,
-            "data_options": self.dataset.options.changed(),
-            "compute_ms_per_sample": asked.compute_ms_per_sample,
-            "model": asked.model,
-            "dim": str(asked.dim),
-            "policy": TRAINED_AS.get(choice.policy, choice.policy),
-            **cache,
-            "batch": choice.batch // len(choice.workers),
-            "optimizer": asked.optimizer,
-            "workers": len(choice.workers),
-            "shards": cluster.num_shards,
-            "network": network,
-        }
+        run = RunConfig(
+            data=self.dataset.name,
+            data_options=self.dataset.options,
+            compute_ms_per_sample=asked.compute_ms_per_sample,
+            model=asked.model,
+            dim=asked.dim,
+            policy=TRAINED_AS.get(choice.policy, choice.policy),
+            batch=choice.batch // len(choice.workers),
+            optimizer=asked.optimizer,
+            workers=len(choice.workers),
+            shards=cluster.num_shards,
+            network=network,
+        )
+        return run.replace(cache=f"{choice.cache_rows}rows") if has_cache(choice) else run
 
-    def run_at(self, path: Path) -> dict[str, object]:
-        """The recommended run for a run file; a network that has no name becomes a file beside."""
-        run = {**self.run, "out": path.stem}
-        if isinstance(run["network"], Cluster):
+    def write(self, path: str | Path) -> RunConfig:
+        """Write the recommended run for `embroute train`, with its network in a file beside it."""
+        path = Path(path)
+        run = self.run.replace(out=path.stem)
+        if isinstance(run.network, Cluster):
             beside = path.with_suffix(".network.yaml")
-            write_cluster(run["network"], beside)
-            run["network"] = str(beside)
+            write_cluster(run.network, beside)
+            run = run.replace(network=str(beside))
+        write_run_file(run, path)
         return run
 
     def to_dataframe(self) -> pl.DataFrame:
@@ -270,7 +232,7 @@ def _line(advice: Recommendation, setup: Setup) -> dict[str, Any]:
     }
 
 
-def advise(data: object = "online-retail(negatives=1)", **options: Any) -> Advice:
+def advise(data: object = DEFAULT_DATA, **options: Any) -> Advice:
     """Recommend a policy, a batch, a cache and which workers to use, before a machine is rented.
 
     `data`: a name, a path, a frame, or what `open_data` returns. `options`: those of
@@ -278,7 +240,7 @@ def advise(data: object = "online-retail(negatives=1)", **options: Any) -> Advic
     `workers=[4, 8]`, `batch=[128, 256]`. The model's dense part is measured, which needs torch.
     """
     with naming_arguments():
-        asked = checked_options(AdviceOptions, options)
+        asked = AdviceOptions(**options)
     dataset = open_data(data)
     with naming_arguments():
         return advice_on(dataset, asked)
@@ -287,7 +249,7 @@ def advise(data: object = "online-retail(negatives=1)", **options: Any) -> Advic
 def advice_on(dataset: Dataset, options: AdviceOptions) -> Advice:
     """Search all configurations that the options allow."""
     with progress_bar("reading", None, counted=True) as update:
-        constraints = options.constraints(dataset.source)
+        constraints = constraints_of(options, dataset.source)
         update(total=stages(constraints))
         found = recommendations(constraints, lambda stage: update(description=stage, advance=1))
     return Advice(dataset, options, constraints, tuple(found))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.table import Table
 
-from embroute.api.frames import Dataset, checked_options, naming_arguments, open_data
+from embroute.api.frames import Dataset, naming_arguments, open_data
+from embroute.config.run_options import DEFAULT_DATA, REPORT_CACHES, JobOptions
 from embroute.planner.interfaces import Policy
 from embroute.policies.catalog import PolicyLike
 from embroute.report.comparison_table import cell_html, comparison_table, recorded
 from embroute.simulator.comparison import PolicyResult, to_json
-from embroute.simulator.job_options import JobOptions, workload_from
 from embroute.simulator.measurements import (
     check_policies,
     measure_all,
@@ -25,11 +25,11 @@ from embroute.simulator.measurements import (
 from embroute.simulator.recorder import ReportData
 from embroute.simulator.simulation import Workload
 from embroute.simulator.sweeps import measure_tradeoffs, sweep_caches
+from embroute.simulator.workload import workload_from
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure
 
-REPORT_CACHES = ("2%", "4%", "6%", "10%", "20%", "30%")
 NUMBERS = ("transmission_cost_s", "step_time_s", "hit_rate", "decision_ms", "exact", "reference")
 
 
@@ -118,7 +118,7 @@ def _line(result: PolicyResult) -> dict[str, Any]:
 
 
 def compare(
-    data: object = "online-retail",
+    data: object = DEFAULT_DATA,
     policies: Sequence[PolicyLike] | PolicyLike | None = None,
     **options: Any,
 ) -> Comparison:
@@ -130,7 +130,7 @@ def compare(
     `network="edge-8"`, `batch=128`, `cache="10%"`, `steps=90` (`embroute.JobOptions`).
     """
     with naming_arguments():
-        job_options = checked_options(JobOptions, options)
+        job_options = JobOptions(**options)
         if policies is None:
             wanted: Sequence[PolicyLike] = trainable_defaults(job_options.optimizer)[0]
         else:

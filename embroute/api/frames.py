@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import polars as pl
 
+from embroute.config.data_options import DataOptions
+from embroute.config.option_model import as_python
 from embroute.config.progress import progress_bar
-from embroute.config.spec import did_you_mean, shown
+from embroute.config.run_options import DEFAULT_DATA
+from embroute.config.spec import shown
 from embroute.data.batch import Source
-from embroute.data.open import DataOptions, open_frame, open_source
-
-# An option in a message, and the blank between it and its value.
-OPTION = re.compile(r"--([a-z][a-z-]*)(?: (?!(?:must|is|are|has|needs|and|or|takes|N)\b))?")
-Options = TypeVar("Options")
+from embroute.data.open import open_frame, open_source
 
 
 @dataclass(frozen=True)
@@ -50,22 +48,10 @@ def naming_arguments() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        message = OPTION.sub(lambda match: match[1].replace("-", "_") + "=", str(error))
-        raise ValueError(message) from None
+        raise ValueError(as_python(str(error))) from None
 
 
-def checked_options(kind: Callable[..., Options], values: Mapping[str, object]) -> Options:
-    """A dataclass of options; an unknown name is refused with the nearest known one."""
-    known = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
-    for name in values:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise TypeError(f"no option {name!r}{hint} (there are {', '.join(known)})")
-    lists = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return kind(**lists)
-
-
-def open_data(data: object = "online-retail", **options: object) -> Dataset:
+def open_data(data: object = DEFAULT_DATA, **options: Any) -> Dataset:
     """Open built-in data by name, files by path, or a frame of polars, pandas or pyarrow.
 
     `options` are those of the command line: `label="click"`, `categorical=["user", "item"]`,
@@ -78,7 +64,7 @@ def open_data(data: object = "online-retail", **options: object) -> Dataset:
         def report(activity: str, share: float) -> None:
             update(description=activity, completed=share)
 
-        read_as = checked_options(DataOptions, options)
+        read_as = DataOptions(**options)
         if isinstance(data, str | os.PathLike):
             name = os.fspath(data)
             return Dataset(name, open_source(name, read_as, report), read_as)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from embroute.api.frames import checked_options, naming_arguments, open_data
+from embroute.api.frames import naming_arguments, open_data
 from embroute.config.progress import progress_bar
+from embroute.config.run_options import DEFAULT_DATA, JobOptions
 from embroute.policies.catalog import PolicyLike, policy_of
-from embroute.simulator.job_options import JobOptions, workload_from
 from embroute.simulator.simulation import (
     StepReport,
     Workload,
@@ -20,6 +20,7 @@ from embroute.simulator.simulation import (
     with_workers,
 )
 from embroute.simulator.step_table import STEP_COLUMNS, csv_cells, step_row
+from embroute.simulator.workload import workload_from
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure
@@ -60,11 +61,11 @@ class Simulation:
 
 
 def simulate(
-    data: object = "online-retail", policy: PolicyLike = "embroute", **options: Any
+    data: object = DEFAULT_DATA, policy: PolicyLike = "embroute", **options: Any
 ) -> Simulation:
     """Price one policy step by step; `data` and `options` as for `compare`."""
     with naming_arguments():
-        job_options, system = checked_options(JobOptions, options), policy_of("--policy", policy)
+        job_options, system = JobOptions(**options), policy_of("--policy", policy)
     dataset = open_data(data)
     with naming_arguments():
         job = workload_from(job_options, dataset.source)

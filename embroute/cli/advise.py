@@ -6,71 +6,62 @@ from pathlib import Path
 
 import click
 
-from embroute.api.advice import Advice, AdviceOptions, advice_on
+from embroute.api.advice import Advice, advice_on
 from embroute.api.frames import Dataset
 from embroute.cli.data import open_data_option
-from embroute.cli.options import STDOUT, data_options, limited, output_file
+from embroute.cli.options import (
+    STDOUT,
+    GroupedCommand,
+    built,
+    data_options,
+    field_option,
+    in_group,
+    output_file,
+)
 from embroute.cli.outputs import (
     changed_words,
     console,
     data_words,
     tell_compiling,
     tell_next,
+    tell_written,
     write_output,
 )
+from embroute.config.data_options import DataOptions
+from embroute.config.option_model import Group
+from embroute.config.run_options import AdviceOptions, RunConfig
 from embroute.config.scratch import scratch_folder
-from embroute.cost.step_time import OPTIMIZERS
-from embroute.data.open import DataOptions, option_name
 from embroute.report.advice_table import advice_table
 
 
-@click.command("advise")
+@click.command("advise", cls=GroupedCommand)
+@field_option(RunConfig, "data")
 @click.option(
-    "--data",
-    default="online-retail(negatives=1)",
-    show_default=True,
-    help="A built-in name or a path.",
-)
-@click.option("--network", default="edge-8", show_default=True, help="A preset or a YAML file.")
-@click.option("--memory-per-worker", default="8GB", show_default=True, help="E.g. 500MB.")
-@click.option("--dim", default="64", show_default=True, help="Width of an embedding.")
-@click.option("--model", default="deepfm", show_default=True, help="Model to train.")
-@click.option("--workers", help="Numbers to try, e.g. 2..8 or 4,8 [all, and the divisors of all].")
-@click.option("--batch", default="128,256", show_default=True, help="Samples per worker to try.")
-@click.option(
-    "--optimizer",
-    type=click.Choice(list(OPTIMIZERS)),
-    default="adagrad",
-    show_default=True,
-    help="Optimizer of the rows.",
+    "--target-samples-per-s",
+    cls=in_group(Group.RANKS),
+    type=click.FloatRange(0, 1e15),
+    help="Fail if the best is slower.",
 )
 @click.option(
-    "--compute-ms-per-sample",
-    type=limited("compute_ms_per_sample"),
-    default=0.05,
-    show_default=True,
-    help="Compute time of the reference worker, in milliseconds.",
+    "--out",
+    cls=in_group(Group.OUTPUT),
+    type=click.Path(path_type=Path),
+    help="Write a run file for `train`.",
 )
-@click.option(
-    "--target-samples-per-s", type=click.FloatRange(0, 1e15), help="Fail if the best is slower."
-)
-@click.option("--allow-stale", is_flag=True, help="Also policies that read old rows (HET).")
-@click.option("--allow-reorder", is_flag=True, help="Also policies that change the order (FAE).")
-@click.option("--out", type=click.Path(path_type=Path), help="Write a run file for `train`.")
+@built(AdviceOptions)
 @data_options
 def advise_command(
     data_options: DataOptions,
+    options: AdviceOptions,
     /,
     data: str,
     target_samples_per_s: float | None,
     out: Path | None,
-    **values: object,
 ) -> None:
     """Recommend a policy, a batch, a cache and which workers to use.
 
     Everything is predicted from the head of the data; the best three are simulated.
     """
-    options = AdviceOptions(**values)  # type: ignore[arg-type]
     if out is not None:
         output_file("--out", out)
     source = open_data_option(data, data_options)
@@ -93,12 +84,12 @@ def advise_command(
 
 def _write(advice: Advice, out: Path) -> None:
     """The recommended run as a run file, perhaps on stdout."""
-    from embroute.train.run_file import RunFile
-
-    named = Path("run.yaml") if out == STDOUT else out
-    run = RunFile(**advice.run_at(named))  # type: ignore[arg-type]
+    if out != STDOUT:
+        advice.write(out)
+        tell_written(out)
+        return
     with scratch_folder("advice") as folder:
-        run.write(folder / "run.yaml")
+        advice.write(folder / "run.yaml")
         write_output("--out", out, (folder / "run.yaml").read_text())
 
 
@@ -109,9 +100,9 @@ def _tell_next(advice: Advice, out: Path | None) -> None:
         tell_next("embroute", "data", "describe", data.name)
     elif out is not None:
         tell_next("embroute", "train", str(out))
-    elif isinstance(advice.run["network"], str):
-        run = {**advice.run, "data": None, "data_options": None}
-        words = [word for name, v in run.items() if v for word in (option_name(name), str(v))]
+    elif isinstance(advice.run.network, str):
+        names = [name for name in advice.run.changed() if name not in ("data", "data_options")]
+        words = changed_words(advice.run, names)
         tell_next("embroute", "train", *data_words(data.name, data.options), *words)
     else:  # a network of some of the workers needs a file
         words = changed_words(advice.options)

@@ -7,7 +7,13 @@ import click
 from embroute.api.comparisons import measure_comparison
 from embroute.api.frames import Dataset
 from embroute.cli.data import open_data_option, tell_bad_rows
-from embroute.cli.options import data_options, job_options
+from embroute.cli.options import (
+    GroupedCommand,
+    data_options,
+    field_option,
+    in_group,
+    job_options,
+)
 from embroute.cli.outputs import (
     Outputs,
     changed_words,
@@ -18,11 +24,12 @@ from embroute.cli.outputs import (
     tell_compiling,
     tell_next,
 )
+from embroute.config.data_options import DataOptions
+from embroute.config.option_model import Group
+from embroute.config.run_options import JobOptions, RunConfig
 from embroute.config.signature import first_line, options_of
-from embroute.data.open import DataOptions
 from embroute.policies.catalog import SYSTEMS
 from embroute.report.comparison_table import comparison_table, subsets
-from embroute.simulator.job_options import JobOptions
 from embroute.simulator.measurements import (
     DEFAULT_POLICIES,
     named_policies,
@@ -42,11 +49,14 @@ _EPILOG = (
 _EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restricts any of them.'
 
 
-@click.command("compare", epilog=_EPILOG)
+@click.command("compare", cls=GroupedCommand, epilog=_EPILOG)
+@field_option(RunConfig, "data")
 @click.option(
-    "--data", default="online-retail", show_default=True, help="A built-in name or a path."
+    "--policies",
+    cls=in_group(Group.POLICY),
+    metavar="POLICY,...",
+    help=f"Policies, separated by commas.  [default: {_DEFAULTS}]",
 )
-@click.option("--policies", help=f"Policies, separated by commas.  [default: {_DEFAULTS}]")
 @output_options
 @job_options
 @data_options

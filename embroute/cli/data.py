@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 from rich.markup import escape
 from rich.table import Table
 
-from embroute.cli.options import data_options, limited, output_file
+from embroute.cli.options import GroupedCommand, data_options, limited, output_file
 from embroute.cli.outputs import console, data_words, tell, tell_next, write_output
+from embroute.config.data_options import DataOptions
 from embroute.config.progress import progress_bar
+from embroute.config.run_options import JobOptions
 from embroute.data.batch import Source
 from embroute.data.describe import (
     RECENT_BATCHES,
@@ -23,11 +25,11 @@ from embroute.data.describe import (
     FieldDescription,
     describe,
 )
-from embroute.data.open import DataOptions, naming, open_source, proposed_uses
+from embroute.data.open import naming, open_source, proposed_uses
 from embroute.data.proposal import ColumnProposal, as_options
 from embroute.data.readers.file_source import FileSource
 from embroute.data.readers.files import Progress
-from embroute.simulator.job_options import JobOptions, cluster_of
+from embroute.simulator.workload import cluster_of
 
 
 @click.group("data")
@@ -35,7 +37,7 @@ def data_group() -> None:
     """Look at data sets."""
 
 
-@data_group.command("describe")
+@data_group.command("describe", cls=GroupedCommand)
 @click.argument("data_name", metavar="PATH|NAME")
 @data_options
 @click.option(
@@ -57,7 +59,7 @@ def describe_command(
     proposals = proposed_uses(data_name, options)
     if proposals:
         console().print(_proposals(proposals))
-        options = replace(options, **as_options(proposals))  # type: ignore[arg-type]
+        options = options.replace(**as_options(proposals))
         if not options.categorical and not options.bag:
             raise ValueError(f"{data_name}: no column looks like ids; name some with --categorical")
     with reading_progress() as report:
@@ -79,11 +81,12 @@ def describe_command(
 
 def _steps_that_fit(num_samples: int) -> list[str]:
     """Options of `compare` with which the data does not end before the first measured step."""
-    workers = cluster_of(JobOptions()).num_workers
-    if num_samples > (JobOptions.warmup + 1) * JobOptions.batch * workers:
+    job = JobOptions()
+    workers = cluster_of(job).num_workers
+    if num_samples > (job.warmup + 1) * job.batch * workers:
         return []
-    batch = max(1, num_samples // (workers * 3 * JobOptions.warmup))
-    warmup = ["--warmup", "0"] if num_samples <= (JobOptions.warmup + 1) * batch * workers else []
+    batch = max(1, num_samples // (workers * 3 * job.warmup))
+    warmup = ["--warmup", "0"] if num_samples <= (job.warmup + 1) * batch * workers else []
     return ["--batch", str(batch), *warmup]
 
 

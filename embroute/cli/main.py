@@ -34,6 +34,7 @@ COMMANDS = (
         "run_command",
         "Run SCRIPT as a coordinator, shards and workers, each a process of this machine.",
     ),
+    ("schema", "schema_command", "Print the JSON schema of run files, for editors."),
     (
         "simulate",
         "simulate_command",
@@ -45,13 +46,15 @@ COMMANDS = (
         "Train a model on this machine: a coordinator, shards and workers, each a process.",
     ),
 )
+_MODULES = {"schema": "train"}  # of commands that share a module
 _ATTRIBUTES = {name: attribute for name, attribute, _ in COMMANDS}
 
 
 @cache
 def load_command(name: str) -> click.Command:
     """The command of this name, imported now."""
-    command: click.Command = getattr(import_module(f"embroute.cli.{name}"), _ATTRIBUTES[name])
+    module = import_module(f"embroute.cli.{_MODULES.get(name, name)}")
+    command: click.Command = getattr(module, _ATTRIBUTES[name])
     leaves = command.commands.values() if isinstance(command, click.Group) else [command]
     for leaf in leaves:
         if name != "run":  # whose script may have a -q of its own
@@ -103,7 +106,11 @@ def cli(context: click.Context) -> None:
 def main() -> None:
     """Run the command line; an error that the user can correct is shown without a traceback."""
     try:
-        cli(prog_name="embroute")
+        sys.exit(cli(prog_name="embroute", standalone_mode=False))
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except click.Abort:
+        _fail("aborted", 1)
     except ValueError as error:
         _fail(str(error), 2)
     except MemoryError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,120 +13,154 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 import click
+from pydantic.fields import FieldInfo
 
-from embroute.config.cluster import CLUSTER_PRESETS
-from embroute.config.spec import LIMITS, parse_path, shown
-from embroute.cost.step_time import OPTIMIZERS
-from embroute.data.open import DataOptions
-from embroute.data.readers.formats import FORMATS
-from embroute.simulator.job_options import JobOptions
+from embroute.config.data_options import DataOptions
+from embroute.config.option_model import (
+    Group,
+    Options,
+    extra_of,
+    from_text,
+    kinds_of,
+    limits_of,
+    option_name,
+    words_of,
+)
+from embroute.config.run_options import JobOptions, RunConfig
+from embroute.config.spec import LARGEST_COUNT, parse_path, shown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 STDOUT, STDOUT_KEY = Path("-"), "embroute.stdout"  # the option whose file is `-`
+_O = TypeVar("_O", bound=Options)
+_C = TypeVar("_C", bound=Callable[..., Any])
 
 
-class _Number(click.FloatRange):
-    """A click range that also refuses nan."""
+class GroupedCommand(click.Command):
+    """A command whose help lists options under headings, in the order of their first option."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number of a text."""
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
-            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
-        return number
-
-
-def limited(name: str, least: int | None = None) -> click.IntRange | click.FloatRange:
-    """The type of an option: the range in LIMITS, perhaps with another smallest value."""
-    limit = LIMITS[name]
-    low = limit.least if least is None else least
-    if limit.whole:
-        return click.IntRange(int(low), int(limit.most))
-    return _Number(low, limit.most)
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of each group."""
+        groups: dict[Group, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and not isinstance(param, click.Argument):
+                groups.setdefault(getattr(param, "group", Group.OTHER), []).append(record)
+        for group in sorted(groups, key=[*Group].index):
+            with formatter.section(group):
+                formatter.write_dl(groups[group])
 
 
-_JOB_OPTIONS = (
-    click.option(
-        "--network",
-        default=JobOptions.network,
-        show_default=True,
-        help=f"A preset ({', '.join(name + '-N' for name in CLUSTER_PRESETS)}) or a YAML file.",
-    ),
-    click.option("--workers", type=limited("workers"), help="Number of workers [from --network]."),
-    click.option(
-        "--batch",
-        type=limited("batch"),
-        default=JobOptions.batch,
-        show_default=True,
-        help="Samples per worker.",
-    ),
-    click.option(
-        "--cache",
-        default=JobOptions.cache,
-        show_default=True,
-        help="Cache of a worker: auto, 0.1 or 10% of all rows, 5000rows, or 256MB.",
-    ),
-    click.option(
-        "--dim",
-        default=JobOptions.dim,
-        show_default=True,
-        help="Width of a row, e.g. 64 or 64,C1=16.",
-    ),
-    click.option(
-        "--optimizer",
-        type=click.Choice(list(OPTIMIZERS)),
-        default=JobOptions.optimizer,
-        show_default=True,
-        help="Optimizer of the rows; its state travels with them.",
-    ),
-    click.option("--quotas", help="Relative shares of the samples, e.g. 2,2,1,1 [equal]."),
-    click.option(
-        "--compute-ms-per-sample",
-        type=limited("compute_ms_per_sample"),
-        default=JobOptions.compute_ms_per_sample,
-        show_default=True,
-        help="Compute time of the reference worker, in milliseconds.",
-    ),
-    click.option(
-        "--dense-bytes",
-        default=JobOptions.dense_bytes,
-        show_default=True,
-        help="Dense gradients per step, e.g. 4MB.",
-    ),
-    click.option(
-        "--steps",
-        type=limited("steps", 1),
-        default=JobOptions.steps,
-        show_default=True,
-        help="Steps, warm-up included.",
-    ),
-    click.option(
-        "--warmup",
-        type=limited("warmup"),
-        default=JobOptions.warmup,
-        show_default=True,
-        help="Steps to leave out.",
-    ),
-    click.option(
-        "--epochs",
-        type=limited("epochs"),
-        default=JobOptions.epochs,
-        show_default=True,
-        help="Largest number of passes.",
-    ),
-    click.option("--shuffle", is_flag=True, help="Shuffle every epoch."),
-    click.option(
-        "--seed",
-        type=limited("seed"),
-        default=JobOptions.seed,
-        show_default=True,
-        help="Seed of --shuffle.",
-    ),
-)
+class FieldOption(click.Option):
+    """An option made from a field of `Options`, which checks the value and has the default."""
+
+    def __init__(self, name: str, field: FieldInfo, default: object = None) -> None:
+        kind = _click_type(field)
+        super().__init__(
+            [option_name(name)],
+            type=kind,
+            is_flag=kind is click.BOOL,
+            default=default,
+            help=field.description,
+            metavar=extra_of(field, "metavar"),
+        )
+        self.field, self.group = field, Group(str(extra_of(field, "group")))
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """The value of a text; its range is checked with the other options."""
+        return from_text(self.field, value) if isinstance(value, str) else value
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """The default and the range, as the help shows them."""
+        extra = super().get_help_extra(ctx)
+        default = self.field.default
+        if default not in (None, "", ()) and not isinstance(default, bool):
+            extra["default"] = str(default)
+        return extra
+
+
+def _click_type(field: FieldInfo) -> click.ParamType[Any]:
+    """The type of an option as the help shows it."""
+    kind, limits = kinds_of(field.annotation)[0], limits_of(field)
+    if words_of(field.annotation):
+        return click.Choice(words_of(field.annotation))
+    if kind is bool:
+        return click.BOOL
+    if kind not in (int, float):
+        return click.STRING
+    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    high = None if high is not None and high >= LARGEST_COUNT else high
+    low = None if low is not None and low <= -LARGEST_COUNT else low
+    if low is None and high is None:
+        return click.INT if kind is int else click.FLOAT
+    if kind is int:
+        low, high = (None if end is None else int(end) for end in (low, high))
+        return click.IntRange(low, high)
+    return click.FloatRange(low, high, min_open="gt" in limits, max_open="lt" in limits)
+
+
+def field_option(kind: type[Options], name: str) -> Callable[[_C], _C]:
+    """The option of one field; the command gets the default if the user gives no value."""
+    field = kind.model_fields[name]
+    return _adding(FieldOption(name, field, field.default))
+
+
+def _adding(option: click.Option) -> Callable[[_C], _C]:
+    def decorate(command: _C) -> _C:
+        command.__dict__.setdefault("__click_params__", []).append(option)
+        return command
+
+    return decorate
+
+
+Given = Callable[Concatenate[dict[str, object], _P], _R]  # a command that takes values first
+
+
+def given(kind: type[Options]) -> Callable[[Given[_P, _R]], Callable[_P, _R]]:
+    """Add an option for each field to a command; it gets the values that the user gave."""
+    names = [name for name, field in kind.model_fields.items() if extra_of(field, "group")]
+
+    def decorate(command: Given[_P, _R]) -> Callable[_P, _R]:
+        @wraps(command)
+        def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            values = {name: kwargs.pop(name) for name in names}
+            set_ones = {name: value for name, value in values.items() if value is not None}
+            return command(set_ones, *args, **kwargs)
+
+        for name in reversed(names):
+            with_options = _adding(FieldOption(name, kind.model_fields[name]))(with_options)
+        return with_options
+
+    return decorate
+
+
+def built(
+    kind: type[_O],
+) -> Callable[[Callable[Concatenate[_O, _P], _R]], Callable[_P, _R]]:
+    """Add an option for each field to a command; it gets them as its first argument, a `kind`."""
+
+    def decorate(command: Callable[Concatenate[_O, _P], _R]) -> Callable[_P, _R]:
+        @wraps(command)
+        def with_object(values: dict[str, object], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            return command(kind(**values), *args, **kwargs)
+
+        return given(kind)(with_object)
+
+    return decorate
+
+
+job_options, data_options = built(JobOptions), built(DataOptions)
+
+
+def limited(name: str) -> click.ParamType[Any]:
+    """The type of an option that a command takes beside those of a run."""
+    return _click_type({**RunConfig.model_fields, **DataOptions.model_fields}[name])
+
+
+def in_group(name: Group) -> type[click.Option]:
+    """Options that the help lists under this heading."""
+    return type("GroupOption", (click.Option,), {"group": name})
 
 
 def add_options(
@@ -146,11 +179,6 @@ def add_options(
     for option in reversed(options):
         with_options = option(with_options)
     return with_options
-
-
-def job_options(command: Callable[Concatenate[JobOptions, _P], _R]) -> Callable[_P, _R]:
-    """Add the options of a run to a command; it gets them as its first argument."""
-    return add_options(command, JobOptions, _JOB_OPTIONS)
 
 
 def output_file(option: str, path: Path) -> Path:
@@ -223,72 +251,3 @@ def replacing(path: Path) -> Iterator[TextIO]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _columns(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """A comma-separated list of columns."""
-    names = tuple(name.strip() for name in text.split(",")) if text is not None else ()
-    if not all(names):
-        raise click.BadParameter(f"{text!r} has an empty name; give columns such as a,b")
-    return names
-
-
-_DATA_OPTIONS = (
-    click.option("--format", type=click.Choice(FORMATS), help="Format of the files [detected]."),
-    click.option("--label", metavar="COLUMN", help="Column of labels, 0 or 1; may be left out."),
-    click.option(
-        "--categorical",
-        metavar="COLUMNS",
-        callback=_columns,
-        help="Columns of ids, separated by commas, or `all`: every column without another use.",
-    ),
-    click.option(
-        "--dense",
-        metavar="COLUMNS",
-        callback=_columns,
-        help="Columns of numbers; a missing number becomes 0.",
-    ),
-    click.option(
-        "--bag", metavar="COLUMNS", callback=_columns, help="Columns with any number of ids each."
-    ),
-    click.option(
-        "--bag-separator",
-        metavar="TEXT",
-        default="|",
-        show_default=True,
-        help="Text between two ids.",
-    ),
-    click.option(
-        "--time", metavar="COLUMN", help="Sort samples by this column of numbers or ISO dates."
-    ),
-    click.option(
-        "--ids",
-        type=click.Choice(["vocab", "hash"]),
-        default="vocab",
-        show_default=True,
-        help="Number the values of a field in order of first appearance, or hash them.",
-    ),
-    click.option("--hash-rows", type=int, metavar="N", help="Rows of a field with --ids hash."),
-    click.option(
-        "--missing",
-        type=click.Choice(["id", "padding"]),
-        default="id",
-        show_default=True,
-        help="A missing value becomes a separate id, or touches no row.",
-    ),
-    click.option(
-        "--positive-rating",
-        type=float,
-        default=4.0,
-        show_default=True,
-        help="MovieLens: the smallest rating with label 1.",
-    ),
-    click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out and count them."),
-    click.option("--limit", type=int, metavar="N", help="Use only the first N samples."),
-)
-
-
-def data_options(command: Callable[Concatenate[DataOptions, _P], _R]) -> Callable[_P, _R]:
-    """Add the data options to a command; it gets them as its first argument, a DataOptions."""
-
-    return add_options(command, DataOptions, _DATA_OPTIONS)

@@ -7,25 +7,29 @@ import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
 
-from embroute.api.comparisons import REPORT_CACHES, Comparison
 from embroute.cli.options import (
     STDOUT,
     STDOUT_KEY,
     add_options,
+    in_group,
     naming_output,
     output_file,
     replacing,
     report_file,
 )
+from embroute.config.data_options import DataOptions
+from embroute.config.option_model import Group, Options, option_name
 from embroute.config.progress import is_quiet
+from embroute.config.run_options import REPORT_CACHES
 from embroute.config.spec import parse_size
-from embroute.data.open import DataOptions, option_name
-from embroute.simulator.simulation import kernels_are_compiled
+
+if TYPE_CHECKING:
+    from embroute.api.comparisons import Comparison
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -99,18 +103,19 @@ def data_words(data: str, options: DataOptions) -> list[str]:
     return words
 
 
-def changed_words(options: object, names: Iterable[str] = ()) -> list[str]:
-    """The options of a dataclass that differ from their defaults, as a user types them."""
+def changed_words(options: Options, names: Iterable[str] = ()) -> list[str]:
+    """The options that differ from their defaults, as a user types them."""
     words = []
-    for name in names or type(options).__annotations__:
-        value = getattr(options, name)
-        if value != getattr(type(options), name):
+    for name, value in options.changed().items():
+        if not names or name in names:
             words += [option_name(name)] if value is True else [option_name(name), str(value)]
     return words
 
 
 def tell_compiling() -> None:
     """Say why the first run on a machine takes longer."""
+    from embroute.simulator.simulation import kernels_are_compiled  # loads numba
+
     if not kernels_are_compiled():
         tell("compiling for this machine, once: about a minute")
 
@@ -128,19 +133,28 @@ def tell_written(path: Path, details: str = "") -> None:
         tell(f"written: {path}{details}")
 
 
+_OUTPUT = in_group(Group.OUTPUT)
 _OUTPUT_OPTIONS = (
     click.option(
-        "--json", "json_path", type=click.Path(path_type=Path), help="Write results here."
+        "--json",
+        "json_path",
+        cls=_OUTPUT,
+        type=click.Path(path_type=Path),
+        help="Write results here.",
     ),
-    click.option("--report", type=click.Path(path_type=Path), help="Write an HTML report here."),
+    click.option(
+        "--report", cls=_OUTPUT, type=click.Path(path_type=Path), help="Write an HTML report here."
+    ),
     click.option(
         "--report-caches",
+        cls=_OUTPUT,
         default=",".join(REPORT_CACHES),
         show_default=True,
         help="Cache sizes to sweep in the report, or none.",
     ),
     click.option(
         "--tradeoffs",
+        cls=_OUTPUT,
         is_flag=True,
         help="Add the trade-offs that papers report to --report: cache, staleness, links.",
     ),

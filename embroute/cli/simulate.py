@@ -9,7 +9,16 @@ from pathlib import Path
 import click
 
 from embroute.cli.data import open_data_option, tell_bad_rows
-from embroute.cli.options import data_options, job_options, naming_output, output_file, replacing
+from embroute.cli.options import (
+    GroupedCommand,
+    data_options,
+    field_option,
+    in_group,
+    job_options,
+    naming_output,
+    output_file,
+    replacing,
+)
 from embroute.cli.outputs import (
     changed_words,
     console,
@@ -19,22 +28,35 @@ from embroute.cli.outputs import (
     tell_next,
     tell_written,
 )
+from embroute.config.data_options import DataOptions
+from embroute.config.option_model import Group
 from embroute.config.progress import progress_bar
-from embroute.data.open import DataOptions
+from embroute.config.run_options import JobOptions, RunConfig
 from embroute.policies.catalog import policy_of
 from embroute.report.comparison_table import comparison_table, step_quantiles, subsets
 from embroute.simulator.comparison import policy_result
-from embroute.simulator.job_options import JobOptions, workload_from
 from embroute.simulator.simulation import StepReport, measure
 from embroute.simulator.step_table import STEP_COLUMNS, csv_cells, step_row
+from embroute.simulator.workload import workload_from
 
 
-@click.command("simulate")
+@click.command("simulate", cls=GroupedCommand)
+@field_option(RunConfig, "data")
 @click.option(
-    "--data", default="online-retail", show_default=True, help="A built-in name or a path."
+    "--policy",
+    cls=in_group(Group.POLICY),
+    default="embroute",
+    show_default=True,
+    metavar="POLICY",
+    help="Policy, as for compare.",
 )
-@click.option("--policy", default="embroute", show_default=True, help="Policy, as for compare.")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Write steps here.")
+@click.option(
+    "--csv",
+    "csv_path",
+    cls=in_group(Group.OUTPUT),
+    type=click.Path(path_type=Path),
+    help="Write steps here.",
+)
 @job_options
 @data_options
 def simulate_command(

@@ -10,15 +10,17 @@ from typing import Any
 import yaml
 
 from embroute.config.cluster import CLUSTER_PRESETS, Cluster, Host, Worker
-from embroute.config.spec import LIMITS, Limit, parse_int, shown
+from embroute.config.spec import parse_int, shown
+
+MOST_WORKERS = 1024
+USUAL_SIZE = 8  # workers of a preset without a number
 
 
 def open_cluster(text: str) -> Cluster:
     """A preset such as `edge-8` (any number of workers), or a YAML file (docs/cluster.md)."""
     match = re.fullmatch(r"([a-z]+)-([0-9]+)", text)
     if match and match.group(1) in CLUSTER_PRESETS:
-        most = int(LIMITS["workers"].most)
-        count = parse_int(f"--network {shown(text)}: workers", match.group(2), 1, most)
+        count = parse_int(f"--network {shown(text)}: workers", match.group(2), 1, MOST_WORKERS)
         return CLUSTER_PRESETS[match.group(1)](count)
     if text.endswith((".yaml", ".yml")) and is_file(text):
         return read_cluster(Path(text))
@@ -26,6 +28,22 @@ def open_cluster(text: str) -> Cluster:
     raise ValueError(
         f"--network {shown(text)}: neither a preset ({names}) nor a YAML file that exists"
     )
+
+
+def open_network(network: str | Cluster, workers: int | None = None) -> Cluster:
+    """A cluster that must have this number of workers; a preset may leave its number out."""
+    name = network if isinstance(network, str) else "a cluster"
+    if name in CLUSTER_PRESETS:
+        name = f"{name}-{workers or USUAL_SIZE}"
+    cluster = open_cluster(name) if isinstance(network, str) else network
+    if workers not in (None, cluster.num_workers):
+        preset, _, count = name.rpartition("-")
+        is_preset = preset in CLUSTER_PRESETS and count.isdigit()
+        hint = f"; use --network {preset}-{workers}" if is_preset else ""
+        raise ValueError(
+            f"--workers {workers}: --network {name} has {cluster.num_workers} workers{hint}"
+        )
+    return cluster
 
 
 def is_file(text: str) -> bool:
@@ -38,9 +56,9 @@ def is_file(text: str) -> bool:
 
 _RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_RATE = Limit(1e-3, 1e15, whole=False)  # bytes per second
-_LATENCY = Limit(0, 3600, whole=False)  # seconds
-_SLOWNESS = Limit(1e-6, 10**6, whole=False)
+_RATE = (1e-3, 1e15)  # bytes per second
+_LATENCY = (0.0, 3600.0)  # seconds
+_SLOWNESS = (1e-6, 1e6)
 _MAX_YAML = 10**6  # characters
 _MAX_KEYS = 10**4  # of one mapping
 
@@ -55,11 +73,13 @@ def _quantity(where: str, value: object, units: Mapping[str, float]) -> float:
     return float(match.group(1)) * units[match.group(2).lower()]
 
 
-def _check_range(where: str, text: object, value: float, limit: Limit, unit: str) -> None:
-    """Refuse an unreal link: simulated times would be infinite or zero."""
-    if not limit.least <= value <= limit.most:
-        span = f"between {limit.least:g} and {limit.most:g} {unit}"
-        raise ValueError(f"{where} must be {span}, got {shown(text)}")
+def _check_range(
+    where: str, text: object, value: float, span: tuple[float, float], unit: str
+) -> None:
+    """Refuse an unreal host: simulated times would be infinite or zero."""
+    if not span[0] <= value <= span[1]:
+        bounds = f"between {span[0]:g} and {span[1]:g}{unit}"
+        raise ValueError(f"{where} must be {bounds}, got {shown(text)}")
 
 
 def _mapping(where: str, value: object) -> Mapping[str, object]:
@@ -86,9 +106,9 @@ def _read_host(path: Path, name: str, value: object) -> Host:
         if side not in keys and link is None:
             raise ValueError(f"{where}: needs 'link' or both 'up' and 'down'")
         rates.append(_quantity(f"{where}: {side}", keys.get(side, link), _RATES))
-        _check_range(f"{where}: {side}", keys.get(side, link), rates[-1], _RATE, "bytes a second")
+        _check_range(f"{where}: {side}", keys.get(side, link), rates[-1], _RATE, " bytes a second")
     latency = _quantity(f"{where}: latency", keys.get("latency", "0s"), _TIMES)
-    _check_range(f"{where}: latency", keys.get("latency"), latency, _LATENCY, "seconds")
+    _check_range(f"{where}: latency", keys.get("latency"), latency, _LATENCY, " seconds")
     return Host(name, rates[0], rates[1], latency)
 
 
@@ -105,15 +125,16 @@ def _read_worker(where: str, hosts: Sequence[Host], value: object) -> Worker:
     keys = _mapping(where, value)
     _check_keys(where, keys, {"host", "slowness"})
     slowness = keys.get("slowness", 1.0)
-    _SLOWNESS.check(f"{where}: slowness", slowness)
-    return Worker(_host_index(where, hosts, keys.get("host")), float(str(slowness)))
+    if isinstance(slowness, bool) or not isinstance(slowness, int | float):
+        raise ValueError(f"{where}: slowness must be a number, got {shown(slowness)}")
+    _check_range(f"{where}: slowness", slowness, slowness, _SLOWNESS, "")
+    return Worker(_host_index(where, hosts, keys.get("host")), float(slowness))
 
 
 def _sequence(where: str, value: object) -> list[object]:
-    most = int(LIMITS["workers"].most)
-    if not isinstance(value, list) or not 1 <= len(value) <= most:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_WORKERS:
         got = f"{len(value)} entries" if isinstance(value, list) and value else shown(value)
-        raise ValueError(f"{where}: expected a list of 1 to {most} entries, got {got}")
+        raise ValueError(f"{where}: expected a list of 1 to {MOST_WORKERS} entries, got {got}")
     return value
 
 

@@ -7,7 +7,6 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from pathlib import Path
 
 LARGEST_COUNT = 2**31 - 1
@@ -46,55 +45,6 @@ def one_line(text: str) -> str:
 def csv_cell(text: str) -> str:
     """A text as a CSV cell, quoted if a spreadsheet would run it as a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The allowed values of a number: its range, and whether it must be whole."""
-
-    least: float
-    most: float = LARGEST_COUNT
-    whole: bool = True
-
-    def check(self, name: str, value: object) -> None:
-        """Refuse a value of another type or outside the range; the error names it `name`."""
-        kind = Integral if self.whole else Real
-        expected = "a whole number" if self.whole else "a number"
-        fits = isinstance(value, kind) and not isinstance(value, bool)
-        if not fits or not value >= self.least:  # type: ignore[operator]
-            raise ValueError(
-                f"{name} must be {expected} of at least {self.least}, got {shown(value)}"
-            )
-        if value > self.most:  # type: ignore[operator]
-            raise ValueError(
-                f"{name} must be {expected} of at most {self.most}, got {shown(value)}"
-            )
-
-
-# A limit holds for an option, a run file's key and a setting of `prepare` of the same name.
-LIMITS: Mapping[str, Limit] = {
-    "batch": Limit(1, 10**7),
-    "checkpoint_every": Limit(0),
-    "clip": Limit(0, 1e30, whole=False),
-    "compute_ms_per_sample": Limit(0, 10**9, whole=False),
-    "decay": Limit(0, 1e30, whole=False),
-    "epochs": Limit(1),
-    "evaluate_every": Limit(0),
-    "hash_rows": Limit(1),
-    "keep": Limit(1),
-    "limit": Limit(1, 10**15),
-    "max_steps": Limit(0),
-    "min_rows": Limit(1),
-    "peer_timeout": Limit(1, 10**6, whole=False),
-    "positive_rating": Limit(-1e30, 1e30, whole=False),
-    "restarts": Limit(0, 10**6),
-    "seed": Limit(0, LARGEST_SEED),
-    "shards": Limit(1, 1024),
-    "steps": Limit(0),
-    "warmup": Limit(0),
-    "warmup_steps": Limit(0),
-    "workers": Limit(1, 1024),
-}
 
 
 @dataclass(frozen=True)
@@ -202,12 +152,6 @@ def _check_range(name: str, text: str, value: float, span: tuple[float, float]) 
     if not span[0] <= value <= span[1]:
         low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in span)
         raise ValueError(f"{name} must be between {low} and {high}, got {one_line(text)}")
-
-
-def parse_quotas(text: str) -> tuple[float, ...]:
-    """Relative shares of the workers, such as `2,2,1,1`; an empty text gives no shares."""
-    parts = text.split(",") if text else []
-    return tuple(parse_number("--quotas", part, 0, 1e9) for part in parts)
 
 
 def parse_path(name: str, text: str) -> Path:

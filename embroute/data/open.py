@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
-from embroute.config.spec import LIMITS, did_you_mean, parse_call, shown
+from embroute.config.data_options import DataOptions
+from embroute.config.option_model import option_name
+from embroute.config.spec import did_you_mean, parse_call, shown
 from embroute.data.batch import Batch, Source
 from embroute.data.online_retail import open_retail
 from embroute.data.proposal import (
@@ -25,7 +27,7 @@ from embroute.data.readers import formats
 from embroute.data.readers.columns import ColumnSpec
 from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.files import Progress, find_files
-from embroute.data.readers.formats import ALL, FORMATS, ColumnUses, FileHead
+from embroute.data.readers.formats import ALL, ColumnUses, FileHead
 from embroute.data.readers.parsing import FRAME, ReadOptions, column_names
 from embroute.data.schema import Schema
 from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
@@ -33,42 +35,9 @@ from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
 RETAIL = "online-retail"
 
 
-@dataclass(frozen=True)
-class DataOptions:
-    """How files are read; the defaults are those of the command line."""
-
-    format: str | None = None  # one of FORMATS; None detects it
-    label: str | None = None
-    categorical: tuple[str, ...] = ()
-    dense: tuple[str, ...] = ()
-    bag: tuple[str, ...] = ()
-    bag_separator: str = "|"
-    time: str | None = None
-    ids: str = "vocab"  # or "hash"
-    hash_rows: int | None = None
-    missing: str = "id"  # or "padding"
-    positive_rating: float = 4.0
-    skip_bad_rows: bool = False
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):
-            _check(entry.name, getattr(self, entry.name))
-        if (self.ids == "hash") != (self.hash_rows is not None):
-            raise ValueError(
-                "--ids hash and --hash-rows N are given together or not at all, "
-                f"got --ids {self.ids} and --hash-rows {self.hash_rows}"
-            )
-
-    def changed(self) -> dict[str, object]:
-        """The values that differ from the defaults, by name, as a run file keeps them."""
-        values = {entry.name: (getattr(self, entry.name), entry.default) for entry in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value != default}
-
-    @property
-    def uses(self) -> ColumnUses:
-        """The columns named for a table file."""
-        return ColumnUses(self.label, self.categorical, self.dense, self.bag, self.time)
+def uses_of(options: DataOptions) -> ColumnUses:
+    """The columns named for a table file."""
+    return ColumnUses(options.label, options.categorical, options.dense, options.bag, options.time)
 
 
 def built_in_names() -> tuple[str, ...]:
@@ -101,7 +70,11 @@ def open_frame(
 
 def proposed_uses(text: str, options: DataOptions) -> list[ColumnProposal]:
     """Proposed uses of the columns of a file that no option describes; empty for other data."""
-    if options.format or options.uses != ColumnUses() or text.partition("(")[0] in built_in_names():
+    if (
+        options.format
+        or uses_of(options) != ColumnUses()
+        or text.partition("(")[0] in built_in_names()
+    ):
         return []
     try:
         head = formats.read_head(find_files(text)[0])
@@ -149,40 +122,6 @@ def _look_up(text: str, options: DataOptions) -> Source | ReadOptions:
     return _reading(files, options)
 
 
-_CHOICES: Mapping[str, tuple[str | None, ...]] = {
-    "format": (None, *FORMATS),
-    "ids": ("vocab", "hash"),
-    "missing": ("id", "padding"),
-}
-_LISTS = ("categorical", "dense", "bag")
-_TEXTS = ("label", "time", "bag_separator")
-
-
-def _check(name: str, value: object) -> None:
-    """Refuse a value that the data option does not accept."""
-    option, missing = option_name(name), value is None and name != "bag_separator"
-    if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            known = ", ".join(choice for choice in _CHOICES[name] if choice)
-            raise ValueError(f"{option} must be one of {known}, got {shown(value)}")
-    elif name in _LISTS:
-        if not isinstance(value, tuple) or not all(isinstance(v, str) and v for v in value):
-            raise ValueError(f"{option} must be names of columns, got {shown(value)}")
-    elif name in _TEXTS:
-        if not missing and not (isinstance(value, str) and value):
-            raise ValueError(f"{option} must be a text that is not empty, got {shown(value)}")
-    elif name in LIMITS:
-        if not missing or name == "positive_rating":
-            LIMITS[name].check(option, value)
-    elif not isinstance(value, bool):
-        raise ValueError(f"{option} must be true or false, got {shown(value)}")
-
-
-def option_name(name: str) -> str:
-    """The command-line option of a key."""
-    return f"--{name.replace('_', '-')}"
-
-
 @dataclass(frozen=True)
 class _FirstSamples:
     """The first samples of another source."""
@@ -213,7 +152,7 @@ class _FirstSamples:
 
 def _open_built_in(text: str, options: DataOptions) -> Source:
     """Built-in data; options that describe files are refused."""
-    others = replace(options, limit=None).changed()
+    others = options.replace(limit=None).changed()
     if others:
         names = ", ".join(option_name(name) for name in others)
         raise ValueError(
@@ -244,7 +183,7 @@ def _table(
     first: Callable[[list[str]], pl.DataFrame],
 ) -> ColumnSpec:
     """The layout of a table; a look at its first rows finds columns that are no single ids."""
-    uses = options.uses
+    uses = uses_of(options)
     layout = formats.table_columns(path, names, separator, uses)
     columns = propose(first(list(layout.categorical)))
     if ALL not in uses.categorical:
@@ -259,7 +198,7 @@ def _table(
 
 def _layout(head: FileHead, options: DataOptions) -> ColumnSpec:
     """The layout of the format that --format names, or of the detected format."""
-    uses = options.uses
+    uses = uses_of(options)
     named = bool(uses.label or uses.categorical or uses.dense or uses.bag)
     kind = options.format or ("table" if named else formats.detect(head))
     if kind is None:

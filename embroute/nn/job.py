@@ -21,6 +21,7 @@ from embroute.checkpoint.manifest import Identity
 from embroute.checkpoint.rank_files import identity_of
 from embroute.config.cluster import Cluster, uniform_cluster
 from embroute.config.cluster_file import is_file, open_cluster
+from embroute.config.option_types import quota_shares
 from embroute.config.spec import shown
 from embroute.engine import optim
 from embroute.engine.batches import BatchAdapter, SampleAdapter
@@ -39,8 +40,8 @@ from embroute.nn.tensor_batches import TensorAdapter
 from embroute.planner.interfaces import Policy
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
-from embroute.policies.catalog import DEFAULT_POLICY, PolicyLike, policy_of
-from embroute.transport.interface import AUTO, LostPeerError
+from embroute.policies.catalog import PolicyLike, policy_of
+from embroute.transport.interface import LostPeerError
 from embroute.transport.job_store import FOLDER, SHARDS_VARIABLE
 
 
@@ -89,15 +90,15 @@ class TrainingJob:
     @property
     def epochs(self) -> int:
         """How many times the coordinator reads the loader."""
-        return self.settings.get("epochs", 1)
+        return self.settings["epochs"]
 
     @property
     def checkpoints(self) -> CheckpointSettings | None:
         """The folder of checkpoints, and how many to keep; None if the job saves none."""
         if "checkpoint" not in self.settings:
             return None
-        keep = self.settings.get("keep", 2)
-        return CheckpointSettings(Path(self.settings["checkpoint"]), keep, self.run_id)
+        folder = Path(self.settings["checkpoint"])
+        return CheckpointSettings(folder, self.settings["keep"], self.run_id)
 
     @property
     def identity(self) -> Identity:
@@ -115,8 +116,8 @@ def describe_job(
     """Find the tables, take them out of model and optimizer, and size the caches."""
     optimizers = _as_list(model, optimizer)
     adapter, weights, widths = _find_tables(model, settings)
-    row_optimizer, rate = _take_tables(weights, optimizers, float(settings.get("decay", 0.0)))
-    policy = trainable_policy(settings.get("policy", DEFAULT_POLICY), "policy=")
+    row_optimizer, rate = _take_tables(weights, optimizers, float(settings["decay"]))
+    policy = trainable_policy(settings["policy"], "policy=")
     cluster = _cluster(policy, rank, settings, _dense_bytes(model, weights))
     _check(cluster, rank, settings)
     setup = Setup(
@@ -125,8 +126,8 @@ def describe_job(
         widths,
         optimizer=row_optimizer.name,
         cache=row_store_of(policy).cache_size(policy, cache_size(settings)),
-        shares=settings.get("quotas", ()) or _shares_by_speed(policy, cluster),
-        seed=settings.get("seed", 0),
+        shares=quota_shares(settings.get("quotas")) or _shares_by_speed(policy, cluster),
+        seed=settings["seed"],
         # Only rows on the meta device have their initial values from the seed.
         seeded="tables" not in settings and all(weight.is_meta for weight in weights),
     )
@@ -134,7 +135,7 @@ def describe_job(
     if policy.sync.shared_memory and settings.get("debug") == "versions":
         raise ValueError(f"debug='versions': policy {policy.name} sends no rows with versions")
     arena_of_table = tuple(setup.arenas.index(width) for width in widths)
-    lookup_context = LookupContext(setup.arenas, arena_of_table, settings.get("device", "cpu"))
+    lookup_context = LookupContext(setup.arenas, arena_of_table, settings["device"])
     return TrainingJob(
         rank=rank,
         settings=settings,
@@ -157,7 +158,7 @@ def _route_layers(
     """Replace the model's tables; returns the routed layers of a user's model."""
     plain = field_embeddings(model)
     if plain is None:
-        modules = find_layers(model, settings.get("min_rows", 1000))
+        modules = find_layers(model, settings["min_rows"])
         return replace_layers(model, modules, lookup_context)
     replace_fields(model, plain, lookup_context)
     return []
@@ -244,13 +245,13 @@ class Tables(NamedTuple):
 
 
 def _find_tables(model: nn.Module, settings: Settings) -> Tables:
-    device = settings.get("device", "cpu")
+    device = settings["device"]
     check_device(device, "device=")
     plain = field_embeddings(model)
     if plain is not None:
         adapter = SampleAdapter(plain.schema, plain.weights[0].dtype, device)
         return Tables(adapter, plain.weights, plain.widths)
-    modules = find_layers(model, settings.get("min_rows", 1000))
+    modules = find_layers(model, settings["min_rows"])
     specs = [module.spec for module in modules]
     if "lookups" not in settings:
         names = ", ".join(spec.name for spec in specs)
@@ -328,10 +329,10 @@ def join_job(settings: Settings) -> RankContext:
                 f"--nproc-per-node {2 + shards} or more"
             )
         topology = on_one_node(workers, shards)
-    timeout_s, owns_process = settings.get("peer_timeout", 30.0), owns(settings)
+    owns_process = owns(settings)
     stack = ExitStack()
-    transport = settings.get("transport", AUTO)
-    joined = connect(topology, settings.get("node", ""), timeout_s, transport, owns_process)
+    timeout_s, transport = settings["peer_timeout"], settings["transport"]
+    joined = connect(topology, settings["node"], timeout_s, transport, owns_process)
     rank = stack.enter_context(joined)
     if owns_process:
         tune_process(rank.name)

@@ -87,7 +87,7 @@ def prepare(
     call serves until training ends, and the returned loader is empty. Only the coordinator reads
     `loader`. Without a `rank`, the process takes its rank in the job that torchrun has started.
     """
-    check_settings(settings)
+    settings = check_settings(settings)
     in_script = rank is None
     rank = rank or join_job(settings)
     job = describe_job(model, optimizer, rank, settings)
@@ -125,7 +125,7 @@ def _locked(job: TrainingJob) -> Iterator[FolderLock | None]:
 def _agree_on_start(job: TrainingJob) -> tuple[TrainingJob, Path | None]:
     """The job with its run id, and the checkpoint that every rank starts from."""
     folder = None if job.checkpoints is None else job.checkpoints.folder
-    flags = {name: bool(job.settings.get(name)) for name in ("resume", "fall_back")}
+    flags = {name: bool(job.settings[name]) for name in ("resume", "fall_back")}
     path, run_id, _ = agree_on_start(job.rank, folder, job.run_id, **flags)
     return replace(job, run_id=run_id), path
 
@@ -195,9 +195,9 @@ def _event_schedule(job: TrainingJob) -> EventSchedule:
     settings = job.settings
     return EventSchedule(
         job.epochs,
-        settings.get("max_steps", 0),
-        settings.get("evaluate_every", 0),
-        settings.get("checkpoint_every", 0),
+        settings.get("steps", 0),
+        settings["evaluate_every"],
+        settings["checkpoint_every"],
     )
 
 
@@ -240,7 +240,7 @@ def _check_rereadable(job: TrainingJob, once: bool) -> None:
             f"epochs={job.epochs}: the loader can be read only once, being an iterator; give "
             f"something that can be iterated again, such as a DataLoader or a list"
         )
-    if job.settings.get("evaluate_every") and isinstance(job.settings.get("held_out"), Iterator):
+    if job.settings["evaluate_every"] and isinstance(job.settings.get("held_out"), Iterator):
         raise ValueError(
             "held_out can be read only once, being an iterator, and evaluate_every reads it again "
             "and again; give something that can be iterated again, such as a DataLoader or a list"
@@ -324,7 +324,7 @@ def _start_worker(job: TrainingJob, resume: ResumePoint | None) -> WorkerSession
     store = CacheStore(rank.index, sharding, widths, job.optimizer, deltas, tables)
     transfers = WorkerTransfers(store, rank.rows, rank.shards, job.new_meter(), setup)
     dense = Dense(job.model, job.optimizers, rank, setup.cluster)
-    extras = job.settings.get("extras", {})
+    extras = job.settings["extras"]
     cache = None if job.policy.exact else store
     checkpoint = WorkerCheckpoint(rank.index, job.model, job.optimizers, extras, cache)
     if resume is not None:

@@ -117,7 +117,7 @@ def check_loop_finished(session: WorkerSession, owns_process: bool) -> None:
     steps = 0 if session.current is None else session.current.step + 1
     reason = (
         f"the loop was left after {steps} steps, with more to come; to end early, give prepare "
-        f"max_steps=, or call ready.stop() and go on"
+        f"steps=, or call ready.stop() and go on"
     )
     if owns_process:
         exit_with_reason(session.rank.name, reason, OWN_ERROR)

@@ -92,7 +92,6 @@ SYSTEMS: Mapping[str, Factory] = {
     "in-place": in_place_policy,
     "unbounded": unbounded_policy,
 }
-DEFAULT_POLICY = "embroute(effort=auto)"  # of training: decisions must not delay a step
 LOWER_BOUND = "lower-bound"  # a line of comparisons, not a policy
 ENTRY_POINTS = "embroute.policies"  # the group in which packages name their policies
 _REGISTERED: dict[str, Factory] = {}

@@ -9,23 +9,26 @@ from pathlib import Path
 from embroute.checkpoint.folders import check_start, latest_checkpoint, remove_leftovers, step_of
 from embroute.checkpoint.locks import FolderLock
 from embroute.config.progress import is_quiet
+from embroute.config.run_file import CHECKPOINTS, RUN_FILE, write_run_file
+from embroute.config.run_options import RunConfig
 from embroute.config.scratch import scratch_folder
 from embroute.data.open import check_data
 from embroute.launch.supervisor import Program, RunFailedError, StoppedError, supervise
 from embroute.nn.job import check_device
-from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
+from embroute.train.run_ranks import check_run, topology_of
 
 
-def launch(run: RunFile) -> None:
+def launch(run: RunConfig) -> None:
     """Run to the end; RunFailedError has the reason of a failed rank."""
-    topology = run.topology()
+    check_run(run)
+    topology = topology_of(run)
     if len(topology.nodes) > 1:
         raise ValueError(
             "the run file names several nodes: start it on each with torchrun --nnodes "
             f"{len(topology.nodes)} --nproc-per-node RANKS ... -m embroute.train FILE"
         )
     check_device(run.device)
-    note = check_data("--data", run.data, run.data_settings())
+    note = check_data("--data", run.data, run.data_options)
     if note and not is_quiet():
         print(note, file=sys.stderr)
     out = _make_folder(run)
@@ -33,7 +36,7 @@ def launch(run: RunFile) -> None:
     # The ranks read a scratch copy: the folder may hold the run file of an earlier run.
     with scratch_folder("run") as scratch:
         path = scratch / RUN_FILE
-        run.write(path)
+        write_run_file(run, path)
         command = (sys.executable, "-m", "embroute.train", str(path))
         starting = "" if is_quiet() else f"starting {', '.join(ranks)}"
         quiet = ("--quiet",) if is_quiet() else ()
@@ -60,7 +63,7 @@ def _newest(folder: Path, phrase: str) -> str:
     return f"{phrase}{newest.name}" if newest else ""
 
 
-def _make_folder(run: RunFile) -> Path:
+def _make_folder(run: RunConfig) -> Path:
     out = Path(run.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +74,7 @@ def _make_folder(run: RunFile) -> Path:
     return out
 
 
-def _check_start(run: RunFile) -> None:
+def _check_start(run: RunConfig) -> None:
     """Refuse a folder with checkpoints later than the start of the run."""
     saved = Path(run.out) / CHECKPOINTS
     newest = latest_checkpoint(saved) if run.resume else None

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from embroute.config.progress import StatusLines, is_quiet
-from embroute.config.spec import parse_cache
+from embroute.config.run_file import CHECKPOINTS, keep_run_file
+from embroute.config.run_options import RunConfig
 from embroute.data.batch import Batch, Source
 from embroute.data.open import open_source
 from embroute.data.readers.file_source import FileSource
@@ -38,7 +39,7 @@ from embroute.nn.session import WorkerSession
 from embroute.nn.settings import Settings
 from embroute.planner.setup import parse_dim
 from embroute.simulator.simulation import kernels_are_compiled
-from embroute.train.run_file import CHECKPOINTS, RunFile
+from embroute.train.run_ranks import model_options, network_of
 from embroute.transport.job_store import attempt
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class BatchLoader:
     """Batches of a source; every pass starts from the first."""
 
     source: Source
-    run: RunFile
+    run: RunConfig
     size: int
     train: bool
 
@@ -61,7 +62,7 @@ class BatchLoader:
         stream = batches(
             self.source, self.size, epochs=run.epochs, shuffle=run.shuffle, seed=run.seed
         )
-        return islice(stream, run.steps or None)
+        return islice(stream, run.steps)
 
 
 def schema_from(fields: dict[str, Any]) -> Schema:
@@ -85,12 +86,12 @@ class RunData:
     source: Source | None = None
 
 
-def open_run_data(run: RunFile, rank: RankContext) -> RunData:
+def open_run_data(run: RunConfig, rank: RankContext) -> RunData:
     """Open the data at the coordinator, and send its schema to the other ranks."""
     if rank.name != COORDINATOR:
         facts = json.loads(broadcast_text(rank.name, rank.peers, rank.control, ""))
         return RunData(schema_from(facts["schema"]), facts["steps"])
-    source = open_source(run.data, run.data_settings())
+    source = open_source(run.data, run.data_options)
     if not source.schema.labelled:
         raise ValueError(
             f"--data {run.data}: training needs a label: name its column with --label, or use "
@@ -110,10 +111,10 @@ def open_run_data(run: RunFile, rank: RankContext) -> RunData:
     )
 
 
-def _num_steps(source: Source, run: RunFile, size: int) -> int:
+def _num_steps(source: Source, run: RunConfig, size: int) -> int:
     """Steps of the run; 0 if the number of samples is unknown before the end of the data."""
     if source.num_samples is None:
-        return run.steps
+        return run.steps or 0
     steps = run.epochs * -(-source.num_samples // size)
     return min(run.steps, steps) if run.steps else steps
 
@@ -123,7 +124,7 @@ def _table_weights(model: nn.Module) -> list[torch.Tensor]:
     return [] if embeddings is None else embeddings.weights
 
 
-def row_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
+def row_optimizer_of(run: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The torch optimizer of the tables; `prepare` replaces it by its row form."""
     weights = _table_weights(model)
     if run.optimizer == "sgd":
@@ -136,7 +137,7 @@ def row_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SparseAdam(weights, lr=run.lr)
 
 
-def dense_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
+def dense_optimizer_of(run: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of all parameters outside of the tables."""
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
@@ -149,19 +150,18 @@ def dense_optimizer_of(run: RunFile, model: nn.Module) -> torch.optim.Optimizer:
     return kinds[run.dense_optimizer](dense, lr=run.dense_lr)
 
 
-def settings_of(run: RunFile, data: RunData, folder: Path) -> Settings:
+def settings_of(run: RunConfig, data: RunData, folder: Path) -> Settings:
     """The settings of a run for `prepare`."""
     settings = Settings(
         policy=run.policy,
-        cache=parse_cache("--cache", run.cache),
-        network=run.cluster(),
-        quotas=run.shares(),
+        cache=run.cache,
+        network=network_of(run),
+        quotas=run.shares,
         compute_ms_per_sample=run.compute_ms_per_sample,
         decay=run.decay,
         seed=run.seed,
         device=run.device,
         compare_with="vanilla",  # reports show its row bytes beside those of the run
-        max_steps=run.steps,
         checkpoint=folder / CHECKPOINTS,
         checkpoint_every=run.checkpoint_every,
         keep=run.keep,
@@ -169,6 +169,8 @@ def settings_of(run: RunFile, data: RunData, folder: Path) -> Settings:
         fall_back=run.restarts > 0
         or attempt() > 0,  # after a restart nobody is there to move a damaged checkpoint away
     )
+    if run.steps is not None:
+        settings["steps"] = run.steps
     if run.tables:
         settings["tables"] = Path(run.tables)
     if data.held_out is not None:
@@ -206,7 +208,7 @@ def evaluate(model: nn.Module, session: WorkerSession) -> dict[str, float]:
     return metrics_of(np.concatenate(scores), np.concatenate(labels)) if scores else {}
 
 
-def train_rank(run: RunFile, rank: RankContext, folder: Path, stop: threading.Event) -> Prepared:
+def train_rank(run: RunConfig, rank: RankContext, folder: Path, stop: threading.Event) -> Prepared:
     """This rank's part of a run; `stop` asks for a checkpoint and an early end."""
     torch.manual_seed(rank_seed(run.seed, rank.name))
     with status_lines(rank) as lines:
@@ -214,8 +216,8 @@ def train_rank(run: RunFile, rank: RankContext, folder: Path, stop: threading.Ev
         data = open_run_data(run, rank)
         lines.begin("building the model")
         torch.set_default_dtype(getattr(torch, run.dtype))
-        dim = parse_dim(run.dim, data.schema)
-        model = make_model(run.model, data.schema, dim, run.model_options())
+        dim = parse_dim(str(run.dim), data.schema)
+        model = make_model(run.model, data.schema, dim, model_options(run))
         optimizers = [row_optimizer_of(run, model), dense_optimizer_of(run, model)]
         schedules = [_warmup(optimizer, run.warmup_steps) for optimizer in optimizers]
         settings = settings_of(run, data, folder)
@@ -274,7 +276,7 @@ def _warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sche
 class Loop:
     """The training loop of a worker."""
 
-    run: RunFile
+    run: RunConfig
     ready: Prepared
     session: WorkerSession
     optimizers: list[torch.optim.Optimizer]
@@ -320,7 +322,7 @@ class Loop:
         assert step is not None
         if not monitor.steps:
             # After a first step, no check can refuse this run and leave its file behind.
-            self.run.write_copy(monitor.folder)
+            keep_run_file(self.run, monitor.folder)
         monitor.step(step.header, self.session.loss, step.figures)
 
     def _evaluate(self, monitor: RunMonitor | None) -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,7 +19,7 @@ from embroute.launch.process import tune_process
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.launch.rendezvous import connect
 from embroute.train.loop import train_rank, write_record
-from embroute.train.run_file import read_run_file
+from embroute.train.run_ranks import open_run, topology_of
 from embroute.transport.interface import LostPeerError, MessageError
 from embroute.transport.job_store import FOLDER, attempt, new_run_id
 
@@ -70,12 +69,13 @@ def rank_main(context: click.Context, run_file: Path, node: str, quiet: bool) ->
         context.with_resource(progress_mode("none"))
     name, signals = "a rank", SignalHandler()
     try:
-        run = read_run_file(run_file)
+        run = open_run(run_file)
         if attempt():
-            run = replace(run, resume=True)
+            run = run.replace(resume=True)
         folder = Path(run.out)
         folder.mkdir(parents=True, exist_ok=True)
-        joined = connect(run.topology(), node, run.peer_timeout, run.transport, owns_process=True)
+        ranks, timeout_s = topology_of(run), run.peer_timeout
+        joined = connect(ranks, node, timeout_s, run.transport, owns_process=True)
         with joined as rank, _locked(folder, rank):
             name = rank.name
             tune_process(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from embroute.checkpoint.folders import find_checkpoint
 from embroute.checkpoint.manifest import read_manifest
 from embroute.checkpoint.rank_files import check_identity, identity_of, load_model, load_shard
 from embroute.config.cluster import uniform_cluster
+from embroute.config.run_file import CHECKPOINTS, RUN_FILE, read_run_file
+from embroute.config.run_options import RunConfig
 from embroute.data.batch import Batch, Source
 from embroute.data.open import built_in_names, open_source
 from embroute.data.stream import batches, split
@@ -27,7 +29,7 @@ from embroute.models.registry import make_model, table_widths
 from embroute.nn.embedding import LookupContext, StepLookups
 from embroute.nn.module_surgery import field_embeddings, replace_fields
 from embroute.planner.setup import Setup, parse_dim
-from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile, read_run_file
+from embroute.train.run_ranks import model_options
 
 DATA_PARTS = ("held-out", "all")
 
@@ -40,9 +42,9 @@ class ScoreRequest(NamedTuple):
     unlabelled: bool = False  # whether `data` has no label
 
 
-def samples_to_score(run: RunFile, request: ScoreRequest) -> Source:
+def samples_to_score(run: RunConfig, request: ScoreRequest) -> Source:
     """The run's held-out samples, all of its samples, or other data with the same ids."""
-    data, options = request.data, run.data_settings()
+    data, options = request.data, run.data_options
     if request.unlabelled and not data:
         raise ValueError("--unlabelled is about --data; the run's own data has a label")
     if data and (data != run.data or request.unlabelled):
@@ -52,7 +54,7 @@ def samples_to_score(run: RunFile, request: ScoreRequest) -> Source:
                 f"--data {data}: this run numbered ids as they appear in {run.data}, other files "
                 f"would number them otherwise; train with --ids hash to score them"
             )
-        return open_source(data, replace(options, label=None) if request.unlabelled else options)
+        return open_source(data, options.replace(label=None) if request.unlabelled else options)
     source = open_source(run.data, options)
     held_out = split(source, run.held_out)[1]
     return held_out if request.part == "held-out" and held_out is not None else source
@@ -92,13 +94,13 @@ class Scorer:
         return scores
 
 
-def load_scorer(run: RunFile, folder: Path, source: Source) -> Scorer:
+def load_scorer(run: RunConfig, folder: Path, source: Source) -> Scorer:
     """The model of a run's newest checkpoint."""
     path = find_checkpoint(folder / CHECKPOINTS)
     manifest = read_manifest(path)
     schema, dtype = source.schema, getattr(torch, run.dtype)
-    dim = parse_dim(run.dim, schema)
-    model = make_model(run.model, schema, dim, run.model_options()).to(dtype)
+    dim = parse_dim(str(run.dim), schema)
+    model = make_model(run.model, schema, dim, model_options(run)).to(dtype)
     plain = field_embeddings(model)
     assert plain is not None
     saved = manifest.identity
@@ -123,7 +125,7 @@ def predictions(folder: Path, request: ScoreRequest, size: int) -> Iterator[tupl
         raise ValueError(f"--part must be one of {', '.join(DATA_PARTS)}, got {request.part!r}")
     if not (folder / RUN_FILE).is_file():
         raise ValueError(f"{folder}: no {RUN_FILE} here; give the folder of a run")
-    run = replace(read_run_file(folder / RUN_FILE), out=str(folder))
+    run = read_run_file(folder / RUN_FILE).replace(out=str(folder))
     source = samples_to_score(run, request)
     scorer = load_scorer(run, folder, source)
     for batch in batches(source, size):

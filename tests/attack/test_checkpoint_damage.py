@@ -16,9 +16,11 @@ from embroute.checkpoint.folders import MANIFEST
 from embroute.checkpoint.manifest import read_manifest
 from embroute.checkpoint.tensor_file import TensorFile
 from embroute.cli.main import main
+from embroute.config.data_options import DataOptions
+from embroute.config.run_file import CHECKPOINTS, RUN_FILE, write_run_file
+from embroute.config.run_options import RunConfig
 from embroute.launch.in_process import run_in_process
 from embroute.train import loop
-from embroute.train.run_file import CHECKPOINTS, RUN_FILE, RunFile
 from tests.attack.damage import (
     DAMAGES,
     EXPORT,
@@ -34,8 +36,8 @@ pytestmark = pytest.mark.xdist_group("damage")
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
-RUN = RunFile(
-    data_options={"limit": 700},
+RUN = RunConfig(
+    data_options=DataOptions(limit=700),
     policy="esd(1)",
     dim="2",
     hidden="4",
@@ -69,7 +71,7 @@ SMALL = [
 SEEN_BY_ALL = [name for name, damage in DAMAGES.items() if not damage.unseen]
 
 
-def train(run: RunFile, folder: Path) -> None:
+def train(run: RunConfig, folder: Path) -> None:
     run_in_process(2, 2, lambda rank: loop.train_rank(run, rank, folder, threading.Event()))
 
 
@@ -80,7 +82,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_header, "CHECKSUM_BLOCK_BYTES", 512)
         train(RUN, folder)
-    RUN.write(folder / RUN_FILE)
+    write_run_file(RUN, folder / RUN_FILE)
     return folder
 
 
@@ -105,7 +107,7 @@ def command(*words: object) -> Callable[[Patch], int]:
     return call
 
 
-def resume(folder: Path, run: RunFile) -> Callable[[Patch], int]:
+def resume(folder: Path, run: RunConfig) -> Callable[[Patch], int]:
     """A call that resumes a run; as `embroute.train.program`, it turns a ValueError into exit
     code 2."""
 

@@ -37,7 +37,7 @@ Capture = pytest.CaptureFixture[str]
 
 def saving(folder: Path, policy: str = "esd(1)") -> Settings:
     settings = settings_of(policy, 2, 1.0 if policy.startswith("het") else 0.75)
-    settings.update({"checkpoint": folder, "checkpoint_every": EVERY, "keep": 3, "max_steps": 20})
+    settings.update({"checkpoint": folder, "checkpoint_every": EVERY, "keep": 3, "steps": 20})
     return settings
 
 
@@ -48,7 +48,8 @@ def run(settings: Settings, stream: Sequence[Batch]) -> dict[str, Result]:
 def goes_on(folder: Path) -> Settings:
     """The settings of a run that a launcher starts again."""
     settings = saving(folder)
-    settings.update({"resume": True, "fall_back": True, "max_steps": 0})
+    settings.update({"resume": True, "fall_back": True})
+    del settings["steps"]
     return settings
 
 

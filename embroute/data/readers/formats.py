@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import polars as pl
 
+from embroute.config.data_options import Format
 from embroute.config.spec import did_you_mean
 from embroute.data.readers.bad_rows import listed, quoted
 from embroute.data.readers.columns import ColumnSpec, Words, check_uses, label_at_least
@@ -17,7 +19,7 @@ from embroute.data.readers.files import is_parquet, open_bytes
 from embroute.data.readers.records import Syntax, check_line
 from embroute.kernels.array_types import F64
 
-FORMATS = ("criteo", "avazu", "movielens", "table")
+FORMATS: tuple[str, ...] = get_args(Format)
 _SEPARATORS = (",", "\t", ";", "|")
 
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
