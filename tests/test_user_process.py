@@ -20,7 +20,7 @@ import pytest
 from embroute.launch.in_process import InProcessNetwork, in_process_rank
 from embroute.launch.rank import RankContext, rank_names
 from embroute.nn import job
-from embroute.nn.settings import Settings
+from embroute.nn.settings import Settings, check_settings
 from embroute.transport.interface import LostPeerError
 from embroute.transport.job_store import FOLDER
 from embroute.transport.sockets import SocketChannel
@@ -201,5 +201,5 @@ def test_only_an_own_process_is_changed(
     monkeypatch.delenv(FOLDER, raising=False)
     if by_launcher:
         monkeypatch.setenv(FOLDER, "somewhere")
-    job.join_job(settings)
+    job.join_job(check_settings(settings))
     assert changes == ["worker0", "worker0"] * owned
