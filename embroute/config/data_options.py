@@ -61,15 +61,13 @@ class DataOptions(Options):
     categorical: ColumnNames = option(
         (),
         Group.READING,
-        "ColumnNames of ids, or `all`: every column without another use.",
+        "Columns of ids, or `all`: every column without another use.",
         "COLUMNS",
     )
     dense: ColumnNames = option(
-        (), Group.READING, "ColumnNames of numbers; a missing number becomes 0.", "COLUMNS"
+        (), Group.READING, "Columns of numbers; a missing number becomes 0.", "COLUMNS"
     )
-    bag: ColumnNames = option(
-        (), Group.READING, "ColumnNames with any number of ids each.", "COLUMNS"
-    )
+    bag: ColumnNames = option((), Group.READING, "Columns with any number of ids each.", "COLUMNS")
     bag_separator: Separator = option("|", Group.READING, "Text between two ids.", "TEXT")
     time: Column = option(
         None, Group.READING, "Sort samples by this column of numbers or ISO dates.", "COLUMN"

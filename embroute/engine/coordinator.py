@@ -55,7 +55,7 @@ class EventSchedule:
     """When evaluations, checkpoints and the end follow a step; 0 means never."""
 
     epochs: int = 1
-    max_steps: int = 0
+    steps: int = 0
     evaluate_every: int = 0
     checkpoint_every: int = 0
 
@@ -173,7 +173,7 @@ class Coordinator:
 
     def _ends_after(self, done: int) -> bool:
         stops = self.stop.is_set() or self._stop_requested
-        return stops or done == self.schedule.max_steps
+        return stops or done == self.schedule.steps
 
     def _evaluates_after(self, done: int) -> bool:
         every = self.schedule.evaluate_every

@@ -99,7 +99,11 @@ class Settings(TypedDict, total=False):
     transport: str
     own_process: Annotated[
         bool,
-        option(None, Group.RANKS, "Let the job set priority, allocator, hooks and exit code."),
+        option(
+            None,
+            Group.RANKS,
+            "Let the job set priority, allocator, hooks and exit code. `embroute run` does.",
+        ),
     ]
     lookups: Annotated[
         UserLookups,
