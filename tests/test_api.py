@@ -106,6 +106,9 @@ def test_results_show_themselves(tmp_path: Path) -> None:
     assert compared.plot("step_time_s").renderers
     simulated = embroute.simulate(policy="vanilla", steps=8, warmup=0)
     assert simulated.plot("miss_pull_rows").renderers
+    page = simulated.to_html(tmp_path / "steps.html")
+    assert (tmp_path / "steps.html").read_text() == page
+    assert "vanilla, step by step" in page
     for result in (compared, simulated):
         with pytest.raises(ValueError, match=r"quantity must be one of .*step_time_s"):
             result.plot("nonsense")

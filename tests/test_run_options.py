@@ -237,6 +237,9 @@ def test_load_run_reads_configuration_summary_and_reports(tmp_path: Path) -> Non
     assert len(run.evaluations()) == len(run.history.evaluations) > 0
     assert "esd(1)" in str(run)
     assert "esd(1)" in run._repr_html_()
+    assert run.plot().renderers
+    with pytest.raises(ValueError, match=r"quantity must be one of .*hit_rate"):
+        run.plot("link_mb_per_s")
     with pytest.raises(ValueError, match=r"no run.yaml here; give the folder of a run"):
         embroute.load_run(tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 from rich.table import Table
@@ -12,6 +13,9 @@ from embroute.config.run_file import RUN_FILE, read_run_file
 from embroute.config.run_options import RunConfig
 from embroute.report.comparison_table import cell_html, recorded
 from embroute.report.run_folder import RunHistory, Summary, read_history, runs_table
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,12 @@ class TrainedRun:
     def evaluations(self) -> pl.DataFrame:
         """One line an evaluation of the held-out samples."""
         return pl.DataFrame([asdict(line) for line in self.history.evaluations])
+
+    def plot(self, quantity: str = "loss") -> figure:
+        """A curve of a column of the data frame over the steps, as a bokeh figure."""
+        from embroute.report.figures import step_curve
+
+        return step_curve(self.to_dataframe(), quantity)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The run in figures, as a self-contained page."""

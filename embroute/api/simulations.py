@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from embroute.api.frames import naming_arguments, open_data
 from embroute.config.progress import progress_bar
-from embroute.config.run_options import DEFAULT_DATA, JobOptions
+from embroute.config.run_options import DEFAULT_DATA, DEFAULT_POLICY, JobOptions
 from embroute.policies.catalog import PolicyLike, policy_of
 from embroute.simulator.simulation import (
     StepReport,
@@ -21,6 +22,8 @@ from embroute.simulator.simulation import (
 )
 from embroute.simulator.step_table import STEP_COLUMNS, csv_cells, step_row
 from embroute.simulator.workload import workload_from
+
+PAGE_QUANTITIES = ("step_time_s", "transmission_cost_s", "miss_pull_rows", "update_push_rows")
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure
@@ -48,10 +51,28 @@ class Simulation:
         """A curve of a column of the data frame over the steps, as a bokeh figure."""
         from embroute.report.figures import step_curve
 
-        if quantity not in STEP_COLUMNS:
-            raise ValueError(f"quantity must be one of {', '.join(STEP_COLUMNS)}, got {quantity!r}")
+        return step_curve(self.to_dataframe(), quantity)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A self-contained page with curves over the steps, and all figures to download."""
+        from embroute.report.figures import step_curve
+        from embroute.report.page import Page, Section, Sheet, csv_text, render
+
         frame = self.to_dataframe()
-        return step_curve(frame["step"].to_list(), frame[quantity].to_list(), quantity)
+        figures = [step_curve(frame, quantity) for quantity in PAGE_QUANTITIES]
+        means = [f"{np.mean(frame[quantity].to_numpy()):.4g}" for quantity in PAGE_QUANTITIES]
+        text = render(
+            Page(
+                title=f"{self.policy}, step by step",
+                facts=f"{len(self.steps)} steps, the first {self.job.warmup} of them warm-up",
+                sheet=Sheet(["mean of a step", *PAGE_QUANTITIES], [[self.policy, *means]]),
+                sections=[Section("Steps", "The warm-up is included.", figures)],
+                files={"steps.csv": csv_text([STEP_COLUMNS, *map(step_row, self.steps)])},
+            )
+        )
+        if path is not None:
+            Path(path).write_text(text, "utf-8")
+        return text
 
     def __repr__(self) -> str:
         return f"Simulation({self.policy!r}, {len(self.steps)} steps)"
@@ -61,7 +82,7 @@ class Simulation:
 
 
 def simulate(
-    data: object = DEFAULT_DATA, policy: PolicyLike = "embroute", **options: Any
+    data: object = DEFAULT_DATA, policy: PolicyLike = DEFAULT_POLICY, **options: Any
 ) -> Simulation:
     """Price one policy step by step; `data` and `options` as for `compare`."""
     with naming_arguments():

@@ -42,14 +42,7 @@ from embroute.simulator.workload import workload_from
 
 @click.command("simulate", cls=GroupedCommand)
 @field_option(RunConfig, "data")
-@click.option(
-    "--policy",
-    cls=in_group(Group.POLICY),
-    default="embroute",
-    show_default=True,
-    metavar="POLICY",
-    help="Policy, as for compare.",
-)
+@field_option(RunConfig, "policy")
 @click.option(
     "--csv",
     "csv_path",

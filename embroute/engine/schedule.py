@@ -100,21 +100,22 @@ class RankTransfers(NamedTuple):
 
         `num_rows_A` are the slots or the rows of each arena; only gradients lie at touches.
         """
+        limit_2A, times = np.array([num_rows_A, touches_A], np.int64), NUM_TIMES * MAX_CHUNKS
+        if kernels.blocks_fit(self.heads, self.indices, times, num_peers, limit_2A):
+            return ""
         heads = self.heads.astype(np.int64)
         if len(heads) % kernels.HEAD or (heads < 0).any():
             return f"{len(heads)} numbers are no heads of blocks"
         time, peer, arena, record, *kinds, count = heads.reshape(-1, kernels.HEAD).T
-        bounds = ((time, NUM_TIMES * MAX_CHUNKS), (peer, num_peers), (arena, len(num_rows_A)))
+        bounds = ((time, times), (peer, num_peers), (arena, len(num_rows_A)))
         for digits, bound in (*bounds, (record, NUM_RECORDS)):
             if (digits >= bound).any():
                 return f"a block has a time, peer, arena or record of {digits.max()}"
         if (np.sum(kinds, 0) != count).any() or count.sum() != len(self.indices):
             return f"blocks of {count.sum()} rows have {len(self.indices)} indices"
-        limits = np.array([num_rows_A, touches_A], np.int64)[
-            (record == GRADIENT).astype(int), arena
-        ]
+        limits = limit_2A[(record == GRADIENT).astype(int), arena]
         outside = self.indices.view(np.uint32) >= np.repeat(limits, count)  # or below 0
-        return f"it names row {self.indices[outside][0]} of an arena" if outside.any() else ""
+        return f"it names row {self.indices[outside][0]} of an arena"
 
 
 RankSchedules = tuple[list[RankTransfers], list[RankTransfers]]  # of all shards, of all workers

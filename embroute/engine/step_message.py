@@ -38,7 +38,7 @@ from embroute.engine.schedule import (
     step_schedule,
 )
 from embroute.engine.sharding import RowSharding
-from embroute.engine.transfer_kernels import renumber
+from embroute.engine.transfer_kernels import in_ranges, renumber
 from embroute.kernels.array_types import F32, I32, I64
 from embroute.kernels.codes import EARLY, MISS_PULL, VALUE
 from embroute.kernels.distinct import distinct
@@ -287,11 +287,9 @@ def read_worker_step(
     )
 
 
-def _below(numbers: I32, limit: int | I64, least: int = 0) -> bool:
-    """Whether all numbers are at least `least` and below their limit."""
-    if not len(numbers):
-        return True
-    return bool(numbers.min() >= least and (numbers < limit).all())
+def _below(numbers: I32, limit: int, least: int = 0) -> bool:
+    """Whether all numbers are at least `least` and below a limit."""
+    return in_ranges(numbers, np.array([len(numbers)]), np.array([limit]), least)
 
 
 def _fault(
@@ -315,9 +313,9 @@ def _fault(
     if wrong:
         return f"its numbers of {wrong[0]} contradict each other"
     ranges = {
-        "slots": _below(work.slots_T, np.repeat(limit_A, touched_A)),
-        "slots of replicas": _below(work.replica_slots_U, np.repeat(limit_A, replicas_A)),
-        "replicas": _below(work.replica_touches_U, np.repeat(touched_A, replicas_A), -1),
+        "slots": in_ranges(work.slots_T, touched_A, limit_A, 0),
+        "slots of replicas": in_ranges(work.replica_slots_U, replicas_A, limit_A, 0),
+        "replicas": in_ranges(work.replica_touches_U, replicas_A, touched_A, -1),
         "slots to initialise": _below(work.to_init.slots, int(limit_A.max())),
         "rows to initialise": _below(work.to_init.rows, schema.num_rows),
         "look-ups": _below(work.touch_L, int(touched_A.max()), -1),

@@ -217,3 +217,48 @@ def name_gradients(push_T: U8, number_T: I32, out_N: I32) -> None:
             i -= 1
             if push_T[index(t)] == GRADIENT:
                 out_N[index(i)] = number_T[index(t)]
+
+
+@kernel
+def in_ranges(numbers: I32, counts: I64, limits: I64, least: int) -> bool:
+    """Whether numbers, in runs of these lengths, are `least` or more and below the run's limit."""
+    first = 0
+    for run in range(len(counts)):
+        low, high = np.int32(least), np.int32(least)
+        for number in numbers[first : first + counts[run]]:  # no branch: it takes vectors
+            low, high = min(low, number), max(high, number)
+        if counts[run] > 0 and (low < least or high >= limits[run]):
+            return False
+        first += counts[run]
+    return True
+
+
+@kernel
+def blocks_fit(heads: I32, indices: I32, num_times: int, num_peers: int, limit_2A: I64) -> bool:
+    """Whether blocks of rows name nothing that their reader does not have.
+
+    `limit_2A` are the rows of each arena, and its touches, at which gradients lie.
+    """
+    if len(heads) % HEAD:
+        return False
+    first = 0
+    for b in range(0, len(heads), HEAD):
+        time, peer, arena, record = heads[b], heads[b + 1], heads[b + 2], heads[b + 3]
+        if min(time, peer, arena, record) < 0 or time >= num_times or peer >= num_peers:
+            return False
+        if arena >= limit_2A.shape[1] or record >= NUM_RECORDS:
+            return False
+        count, total = int(heads[b + HEAD - 1]), 0
+        for kind in range(b + 4, b + HEAD - 1):
+            if heads[kind] < 0:
+                return False
+            total += heads[kind]
+        if total != count or first + count > len(indices):
+            return False
+        low, high = np.int32(0), np.int32(-1)
+        for number in indices[first : first + count]:
+            low, high = min(low, number), max(high, number)
+        if low < 0 or high >= limit_2A[1 if record == GRADIENT else 0, arena]:
+            return False
+        first += count
+    return first == len(indices)

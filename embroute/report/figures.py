@@ -6,6 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import polars as pl
 from bokeh.models import (
     ColumnDataSource,
     FactorRange,
@@ -223,8 +224,12 @@ def result_bars(labels: Sequence[str], values: Sequence[float], quantity: str) -
     return stacked(bars, Stack(tuple(labels), {quantity: list(values)}))
 
 
-def step_curve(steps: Sequence[float], values: Sequence[float], quantity: str) -> figure:
-    """One quantity over the steps."""
+def step_curve(frame: pl.DataFrame, quantity: str) -> figure:
+    """One column of a frame over its column `step`."""
+    known = [name for name in frame.columns if frame[name].dtype.is_numeric() and name != "step"]
+    if quantity not in known:
+        raise ValueError(f"quantity must be one of {', '.join(known)}, got {quantity!r}")
+    steps, values = frame["step"].to_list(), frame[quantity].to_list()
     return lines(Axes(quantity, "step", quantity), [Curve(quantity, steps, values)])
 
 
