@@ -103,7 +103,7 @@ COMMANDS = [
 ]
 
 
-TEN_MILLION = (f"{SIMULATE} --batch 10000000", "use a larger cache or a smaller batch")
+TEN_MILLION = (f"{SIMULATE} --cache 10% --batch 10000000", "use a larger cache or a smaller batch")
 
 
 @pytest.mark.parametrize(
