@@ -210,6 +210,7 @@ class Result:
     losses: list[float]
     stamps: RowVersions | None = None
     samples: tuple[int, ...] = ()  # of each step, at a worker
+    last_step: int = 0  # as a worker counts
 
 
 def train(
@@ -244,7 +245,9 @@ def train(
         if len(losses) == stop_after:
             ready.stop()
     tables = _tables(ready, rank)
-    return Result(ready.meter, dense_of(model), tables, losses, ready.stamps, tuple(samples))
+    last_step = 0 if ready.session is None else ready.step
+    traffic = ready.meter, dense_of(model), tables, losses, ready.stamps
+    return Result(*traffic, tuple(samples), last_step)
 
 
 def _tables(ready: Prepared, rank: RankContext) -> list[npt.NDArray[np.float64]]:

@@ -102,6 +102,7 @@ def test_resume_is_bit_identical(policy: str, cut: int, tmp_path: Path) -> None:
     same(gathered(resumed, workers, shards), gathered(whole, workers, shards))
     assert resumed["worker0"].losses == whole["worker0"].losses[-len(resumed["worker0"].losses) :]
     assert len(resumed["worker0"].losses) < STEPS
+    assert resumed["worker0"].last_step == whole["worker0"].last_step == STEPS
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,12 @@ class Prepared:
         return self._worker.loss
 
     @property
+    def step(self) -> int:
+        """Number of this step of the run, from 1; a resumed run goes on counting."""
+        current = self._worker.current
+        return 0 if current is None else current.step + 1
+
+    @property
     def stamps(self) -> RowVersions | None:
         """With `debug="versions"`: the row versions this rank read and wrote; see `audit`."""
         if self.session is not None:
