@@ -10,6 +10,7 @@ import numpy as np
 
 from embroute.config.cluster import Cluster
 from embroute.cost.step_time import Traffic
+from embroute.data.access_counts import count_lookups
 from embroute.kernels.array_types import I64
 from embroute.nn.job import assumed_cluster
 from embroute.nn.settings import Settings
@@ -67,10 +68,12 @@ def promise(
         optimizer,
         size_of(settings),
         settings.get("quotas", ()),
+        epoch_batches=len(stream),
     )
     batches = [own.batch(item) for item in stream]
-    seen = np.concatenate([batch.rows[batch.rows >= 0] for batch in batches])
-    state = start(policy, setup, np.bincount(seen, minlength=setup.schema.num_rows))
+    regroup, num_rows = policy.regroup, setup.schema.num_rows
+    counts_R = count_lookups(batches, num_rows, regroup.calibration) if regroup else None
+    state = start(policy, setup, counts_R)
     found = [step.plan for step in plans(policy, iter(batches), state)]
     rows, size = empty_counts(*topology), empty_counts(*topology)
     tally(drain_transfers(state, policy.sync.record), state.setup.record_bytes_XA, rows, size)

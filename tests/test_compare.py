@@ -22,7 +22,8 @@ SHORT = ("--steps", "14", "--warmup", "4")
 # A job whose rows have 256 bytes, gradients too.
 WIDE_SGD = ("--data", "online-retail", "--dim", "64", "--optimizer", "sgd", "--cache", "0.1")
 MOVED = ("miss_pull", "stale_pull", "update_push", "evict_push", "drain", "allreduce")
-BYTES = (*MOVED, "samples", "plans", "dense")
+ROWS = (*MOVED, "first_fill")
+BYTES = (*MOVED, "samples", "plans", "dense", "first_fill")
 NAMES = (
     "herald",
     "het(3)",
@@ -61,6 +62,8 @@ POLICY = {
     "decision_ms": float,
     "exact": bool,
     "order_changed": bool,
+    "hot_steps": int,
+    "replicated_rows": int,
     "reference": bool,
 }
 WORKER = {
@@ -102,7 +105,7 @@ def check(value: Found, shape: dict[str, type], where: str) -> None:
 
 
 def check_counts(entry: Found, where: str) -> None:
-    assert tuple(entry["rows"]) == MOVED, where
+    assert tuple(entry["rows"]) == ROWS, where
     assert tuple(entry["bytes"]) == BYTES, where
     for counts in (entry["rows"], entry["bytes"]):
         assert all(type(count) is int for count in counts.values()), where

@@ -91,7 +91,7 @@ def test_expected_traffic_of_het_0_equals_vanilla() -> None:
 
 @pytest.mark.parametrize("policy", [pytest.param("fae", marks=pytest.mark.full), "scars"])
 def test_expected_traffic_of_hot_sets_is_near_the_simulator(policy: str) -> None:
-    text = f"{policy}(hot=1500rows)"
+    text = f"{policy}(hot=1500rows, {'rate=100, ' if policy == 'fae' else ''}buffer=16)"
     hot_R = start_simulation(make_policy(text), job(0.2)).memory(HotRows).hot_R
     hot = HotSet(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
     share = expected.free_share(demand(), hot)

@@ -213,8 +213,8 @@ COLD, HOT = [[0, 1], [0, 2]], [[0, 0], [0, 0]]
 
 
 def test_fae_swaps_hot_and_cold_batches_by_hand() -> None:
-    """Row 0 is hot. Half of the cold batches, half of the hot ones, and again: cold, hot, ..."""
-    plans, state = run("fae(hot=1rows, rate=50)", workload([COLD, COLD, HOT, HOT]))
+    """Row 0 is hot. Rounds of two batches: a cold one, then a hot one."""
+    plans, state = run("fae(hot=1rows, rate=50, buffer=4)", workload([COLD, HOT, COLD, HOT]))
     assert [plan.now.batch.hot for plan in plans] == [False, True, False, True]
     assert state.memory(HotRows).rows.tolist() == [0]
     # Cold, as vanilla: row 0 is shared, rows 1 and 2 are not.

@@ -26,7 +26,8 @@ def trained(settings: Settings, once: bool) -> Trained:
 
 
 @pytest.mark.parametrize(
-    "policy", ["vanilla", "fae(hot=0.6, buffer=8)", "scars(hot=0.6, buffer=8)"]
+    "policy",
+    ["vanilla", "fae(hot=0.6, rate=100, buffer=8, sample=1)", "scars(hot=0.6, buffer=8, sample=1)"],
 )
 def test_generator_loader_trains_like_a_list(policy: str) -> None:
     settings = settings_of(policy, WORKERS, 1.0)

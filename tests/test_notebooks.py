@@ -36,7 +36,7 @@ def test_a_cell_shows_progress_that_goes_and_a_table_once() -> None:
     assert [output.data["text/html"] for output in progress] == ["", ""]
     assert len(table) == 1
     assert "esd(1)" in table[0].data["text/html"]
-    assert table[0].data["text/plain"] == "Comparison('online-retail', 2 policies)"
+    assert table[0].data["text/plain"] == "Comparison('online-retail(negatives=1)', 2 policies)"
     assert [output.output_type for output in text] == ["stream"]
 
 

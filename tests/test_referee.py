@@ -147,7 +147,7 @@ FAULTS = [
     ("in-place", nobody, "grouped|no such worker", "every sample once"),
     ("in-place", relabel("updates", "phase", URGENT, LAZY), "lazy but needed", ""),
     ("in-place", relabel("updates", "phase", LAZY, URGENT), "urgent but not needed", ""),
-    ("fae(hot=0.2)", lose("returns"), "law 2|law 3|old value", ""),
+    ("fae(hot=0.2, rate=50, buffer=8)", lose("returns"), "law 2|law 3|old value", ""),
     ("scars(hot=0.1)", lose("pulls"), "lacks row|finds row", ""),
 ]
 

@@ -24,9 +24,9 @@ from embroute.policies.regroup import (
     SwapSchedule,
     by_count,
     by_theory,
-    hot_limits,
+    hot_room,
     hot_samples,
-    interleave,
+    learn_loss,
     regroup,
 )
 
@@ -124,36 +124,83 @@ def marks(batches: Iterator[Batch]) -> str:
     return "".join("H" if batch.hot else "c" for batch in batches)
 
 
-def pool(count: int) -> list[Batch]:
-    return [numbered(np.zeros((1, 1), np.int64), i) for i in range(count)]
+def order_of(samples: str, epoch: int, schedule: SwapSchedule) -> str:
+    """Regrouped batches of one sample each; an epoch has `epoch` batches, 0: unknown."""
+    rows_SF = np.array([[0 if letter == "H" else 9] for letter in samples])
+    state = state_with({0}, 1)
+    state.setup = replace(state.setup, epoch_batches=epoch)
+    return marks(regroup(iter(cut(rows_SF, 1)), state, schedule))
 
 
 @pytest.mark.parametrize(
-    ("cold", "hot", "rate", "expected"),
+    ("samples", "epoch", "rate", "expected"),
     [
-        (4, 4, 50, "ccHHccHH"),
-        (4, 4, 100, "ccccHHHH"),
-        (4, 4, 25, "cHcHcHcH"),
-        (6, 2, 50, "cccHcccH"),
-        (2, 6, 50, "cHHHcHHH"),
-        (10, 10, 30, "cccHHHcccHHHcccHHHcH"),
-        (0, 4, 50, "HHHH"),
-        (4, 0, 50, "cccc"),
-        (0, 0, 50, ""),
-        (1, 1, 1, "cH"),
+        ("HcHcHcHc", 8, 100, "ccccHHHH"),
+        ("HcHcHcHc", 8, 50, "ccHHccHH"),
+        ("HcHcHcHc", 8, 25, "cHcHcHcH"),
+        ("HccHccHc", 8, 50, "ccHHcccH"),
+        ("HHHHHHHH", 8, 50, "HHHHHHHH"),
+        ("", 8, 50, ""),
+        ("HcHcHcHcHc", 10, 30, "cHHccHcHHc"),  # rounds of 3, 3, 3 and 1
+        ("HcHcHcHc", 4, 100, "ccHHccHH"),  # two epochs
+        ("HcHcHcHc", 0, 50, "ccccHHHH"),  # of unknown length: half a buffer of 16 batches
     ],
 )
-def test_swap_schedule_interleaves_cold_and_hot_batches(
-    cold: int, hot: int, rate: float, expected: str
+def test_epoch_is_trained_in_rounds_of_cold_and_hot_batches(
+    samples: str, epoch: int, rate: float, expected: str
 ) -> None:
-    assert marks(interleave(pool(cold), pool(hot), rate)) == expected
+    assert order_of(samples, epoch, SwapSchedule(rate, 16)) == expected
 
 
-def test_swap_schedule_of_a_stream_works_by_buffer() -> None:
-    # Cold and hot samples in turn; a buffer of 4 batches makes 2 cold and 2 hot ones.
-    rows_SF = np.tile([[9], [0]], (8, 1))
-    out = regroup(iter(cut(rows_SF, 2)), state_with({0}, 2), SwapSchedule(50, 4))
-    assert marks(out) == "cHcHcHcH"
+def test_buffer_bounds_the_rounds_of_a_long_epoch() -> None:
+    assert order_of("HcHcHcHc", 100, SwapSchedule(50, 4)) == "ccHHccHH"
+
+
+def test_samples_stay_in_their_epoch() -> None:
+    # Batches of 4, epochs of 2 batches with 5 cold and 3 hot samples.
+    rows_SF = np.array([[9], [9], [0], [9], [9], [0], [9], [0]] * 2)
+    state = state_with({0}, 4)
+    state.setup = replace(state.setup, epoch_batches=2)
+    out = list(regroup(iter(cut(rows_SF, 4)), state, SwapSchedule(100, 16)))
+    assert marks(iter(out)) == "ccHccH"
+    assert sorted(numbers(out[:3])) == list(range(8))
+
+
+def losses_heard(*losses: float) -> list[float]:
+    """The rate of the next round after each evaluation."""
+    state, rates = state_with(set(), 1), []
+    for loss in losses:
+        learn_loss(state, loss)
+        rates.append(float(state.memory(HotRows).next_rate[0]))
+    return rates
+
+
+def test_rate_halves_when_the_held_out_loss_rises() -> None:
+    assert losses_heard(0.5, 0.6, 0.7, 0.7) == [50, 25, 12.5, 12.5]
+    assert losses_heard(*range(1, 12))[-1] == 1
+
+
+def test_rate_doubles_after_four_falls_in_a_row() -> None:
+    # The first loss falls from infinity.
+    assert losses_heard(9, 8, 7, 6, 5, 4, 3, 2, 1) == [50, 50, 50, 100, 100, 100, 100, 100, 100]
+    assert losses_heard(9, 10, 8, 7, 6, 6, 5, 4, 3, 2)[-2:] == [25, 50]
+
+
+def test_adaptive_rate_counts_from_the_next_round_and_is_recorded() -> None:
+    schedule, state = SwapSchedule("auto", 100), state_with({0}, 1)
+    state.setup = replace(state.setup, epoch_batches=16)
+    rows_SF = np.tile([[0], [9]], (8, 1))
+    stream = regroup(iter(cut(rows_SF, 1)), state, schedule)
+    first = [next(stream) for _ in range(8)]
+    learn_loss(state, 1.0)
+    learn_loss(state, 2.0)
+    rest = list(stream)
+    assert marks(iter([*first, *rest])) == "ccccHHHH" + "ccHHccHH"
+    assert state.memory(HotRows).rate_N[:4].tolist() == [50, 25, 25, 0]
+    # A resumed run learns no old losses; it cuts the recorded rounds.
+    state.memory(HotRows).next_rate[0] = 100
+    again = list(regroup(iter(cut(rows_SF, 1)), state, schedule))
+    assert numbers(again) == numbers([*first, *rest])
 
 
 @pytest.mark.parametrize(("row", "expected"), [(0, "HHHHH"), (9, "ccccc")])
@@ -177,9 +224,8 @@ def test_regrouping_buffer_bounds_reading_ahead() -> None:
     produced = 0
     for batch in regroup(stream(), state_with({0}, 4), SwapSchedule(50, 5)):
         produced += len(batch)
-        # Full batches wait for the rest of a buffer; less than one of each kind is left over.
-        assert 4 * consumed - produced <= 4 * 5 + 2 * 3
-        assert consumed % 5 == 0
+        # A round and the batch after it are read; less than one batch of each kind is left over.
+        assert 4 * consumed - produced <= 4 * (3 + 1) + 2 * 3
     assert produced == 200
     assert consumed == 50
 
@@ -203,15 +249,38 @@ def test_sample_is_hot_only_with_all_rows_of_its_bags() -> None:
     assert hot_samples(batch, hot_R).tolist() == [True, True, False]
 
 
-def test_hot_set_limits_follow_the_option_and_the_cache() -> None:
-    setup = Setup(schema_of(1000, 3000), open_cluster("dc-2"), (4, 8), cache=Size(0.5, "share"))
-    assert hot_limits(setup, Size(0.1, "share")).tolist() == [100, 300]
-    assert hot_limits(setup, Size(40, "rows")).tolist() == [10, 30]
-    assert hot_limits(setup, Size(1120, "bytes")).tolist() == [10, 30]
-    assert hot_limits(setup, None).tolist() == [250, 750]  # half of the cache
+def test_room_of_hot_rows_follows_the_option_and_the_cache() -> None:
+    tables, cache = schema_of(1000, 3000), Size(0.5, "share")
+    setup = Setup(tables, open_cluster("dc-2"), (4, 8), batch_size=400, cache=cache)
+    assert hot_room(setup, Size(0.1, "share")).slots_A.tolist() == [100, 300]
+    assert hot_room(setup, Size(40, "rows")).slots_A.tolist() == [10, 30]
+    assert hot_room(setup, Size(1120, "bytes")).slots_A.tolist() == [10, 30]
+    # Caches of 500 and 1500 rows, of which a cold batch needs 200; but half is always free.
+    assert hot_room(setup, None).slots_A.tolist() == [300, 1300]
+    assert hot_room(replace(setup, batch_size=800), None).slots_A.tolist() == [250, 1100]
+    assert hot_room(setup, None).budget_bytes == 256e6
     fault = "hot=0.6: 2400 replicated rows do not fit the cache of 2000 rows per worker"
     with pytest.raises(ValueError, match=fault):
-        hot_limits(setup, Size(0.6, "share"))
+        hot_room(setup, Size(0.6, "share"))
+
+
+def test_fae_budget_in_bytes_sets_a_threshold_of_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rows of 16 bytes; the one table is above 1 MB.
+    monkeypatch.setattr("embroute.policies.regroup.FAE_BUDGET_BYTES", 5 * 16)
+    setup = Setup(schema_of(300_000), open_cluster("dc-2"), 4, 8, cache=Size(1, "share"))
+    counts_R = np.zeros(300_000, np.int64)
+    counts_R[[7, 100, 9, 4]] = [8, 5, 5, 3]
+    assert by_count(None)(counts_R, setup).tolist() == [4, 7, 9, 100]
+    # Six rows do not fit. Three rows have the lowest count, and none of them is preferred.
+    counts_R[[1, 2]] = 3
+    assert by_count(None)(counts_R, setup).tolist() == [7, 9, 100]
+
+
+def test_small_table_that_does_not_fit_whole_competes_by_counts() -> None:
+    setup = Setup(schema_of(10, 100), open_cluster("dc-2"), 4, 8, cache=Size(20, "rows"))
+    counts_R = np.zeros(110, np.int64)
+    counts_R[[50, 60]] = [2, 1]
+    assert by_count(Size(8, "rows"))(counts_R, setup).tolist() == [50, 60]
 
 
 def test_fae_hot_set_takes_small_tables_then_the_most_used_rows() -> None:

@@ -23,7 +23,6 @@ from embroute.simulator.simulation import (
     Outcome,
     StepReport,
     Workload,
-    calibrate,
     choose_workers,
     measure,
     measure_named,
@@ -224,7 +223,8 @@ def by_hand(step: StepReport, cluster: Cluster) -> float:
         compute = int(moved.samples_W[w]) * cluster.compute_s_per_sample * worker.slowness
         busy = max(compute, early.seconds(worker.host)) + urgent.seconds(worker.host)
         if star:
-            busy += cluster.dense_bytes * (1 / host.up_bytes_s + 1 / host.down_bytes_s)
+            pushes = 1 / host.up_bytes_s if moved.samples_W[w] else 0.0
+            busy += cluster.dense_bytes * (pushes + 1 / host.down_bytes_s)
             everything.send(worker.host, cluster.shards[0], cluster.dense_bytes)
             everything.send(cluster.shards[0], worker.host, cluster.dense_bytes)
         turn = max(turn, busy + late.seconds(worker.host))
@@ -326,14 +326,6 @@ def test_bad_worker_lists_are_refused(workers: str) -> None:
 def test_worker_subset_without_quota_is_refused() -> None:
     with pytest.raises(ValueError, match="--quotas: workers 0, 2, the only ones of the policy"):
         measure_named("vanilla(workers=0+2)", job_of(shares=(0.0, 1.0, 0.0, 1.0)))
-
-
-def test_calibration_counts_lookups_of_the_first_batches() -> None:
-    job = job_of(samples=480)
-    counts_R = calibrate(job)
-    # 5 % of the data are 2 batches; at least 10 are read.
-    head = np.concatenate([b.rows for b in job.source.chunks()])[: 12 * 10 * 3]
-    assert np.array_equal(counts_R, np.bincount(head[head >= 0], minlength=180))
 
 
 def test_progress_callback_runs_once_per_step() -> None:

@@ -133,8 +133,8 @@ def test_killed_peer_raises_an_error_in_every_script(killed: str, tmp_path: Path
     assert ends.pop(killed)[0] == -signal.SIGKILL
     for name, (code, output) in ends.items():
         assert code == 1, (name, output)
-        last = output.strip().splitlines()[-1]
-        assert last.startswith("embroute.transport.interface.LostPeerError: lost "), output
+        # torch's store may log the loss of its server after the error.
+        assert "\nembroute.transport.interface.LostPeerError: lost " in output, output
 
 
 @pytest.mark.full

@@ -43,7 +43,9 @@ class Workload:
         setup = self.setup
         if policy.sync.shared_memory:
             setup = replace(setup, cluster=setup.cluster.together())
-        return start(policy, setup, self.counts_R if policy.regroup else None)
+        if policy.regroup is None:
+            return start(policy, setup)
+        return start(policy, replace(setup, epoch_batches=len(self.batches)), self.counts_R)
 
     def plans(self, policy: Policy, state: State) -> Iterator[Step]:
         """The plans of this workload, one per step."""

@@ -38,13 +38,11 @@ from embroute.checkpoint.planner_state import Position, load_planner, load_train
 from embroute.checkpoint.rank_files import Stateful, Training
 from embroute.checkpoint.strict_json import Json
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile
-from embroute.engine.control import broadcast_text, receive_messages, send_message
-from embroute.engine.protocol.messages import Reply, refusal
+from embroute.engine.control import broadcast_text, receive_replies, send_reply
 from embroute.engine.store import CacheStore
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.planner.setup import Setup
-from embroute.planner.state import State
-from embroute.transport.interface import Channel
+from embroute.planner.state import Memory, State
 
 
 @dataclass(frozen=True)
@@ -58,21 +56,6 @@ class CheckpointSettings:
     def partial(self, step: int) -> Path:
         """The folder into which all ranks write a step's checkpoint."""
         return partial_folder(self.folder, step, self.run_id)
-
-
-def send_reply(channel: Channel, items: Sequence[object]) -> None:
-    """Send the coordinator a list, such as the files that this rank wrote."""
-    send_message(channel, COORDINATOR, Reply(json.dumps(items)))
-
-
-def receive_replies(channel: Channel, peers: Sequence[str]) -> list[Json]:
-    """The lists of all ranks, joined in their order; waits for the last."""
-    items: list[Json] = []
-    for peer, (message, _) in zip(peers, receive_messages(channel, peers), strict=True):
-        if not isinstance(message, Reply):
-            raise refusal(message, peer, "the coordinator expects Reply")
-        items += json.loads(message.text)
-    return items
 
 
 class Start(NamedTuple):
@@ -237,10 +220,15 @@ def same_caches(path: Path, setup: Setup) -> bool:
     return np.array_equal(TensorFile(path / PLANNER_FILE).rows("capacity_WA"), setup.capacity_WA)
 
 
-def load_state(path: Path, state: State, same_shape: bool) -> None:
-    """Restore the planner's state; a job of another shape starts with empty caches."""
+def load_state(
+    path: Path, state: State, same_shape: bool, kept: type[Memory] | None = None
+) -> None:
+    """Restore the planner's state; a job of another shape starts with empty caches.
+
+    `kept`: a memory that such a job restores too, because the order of samples follows from it.
+    """
     if same_shape:
         load_planner(path, state)
     else:
-        load_trained(path, state)
+        load_trained(path, state, kept)
     state.step = read_manifest(path).step

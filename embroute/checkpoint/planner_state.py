@@ -14,7 +14,7 @@ from embroute.checkpoint.strict_json import Json, list_of, object_of, whole_numb
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile, as_tensor, write_tensors
 from embroute.kernels.array_types import Array
 from embroute.models.initial_rows import initial_rows
-from embroute.planner.state import State
+from embroute.planner.state import Memory, State
 
 Position = Mapping[str, Json]
 
@@ -25,9 +25,13 @@ def _arrays(state: State) -> dict[str, Array]:
     arrays = caches._asdict() | caches.cells._asdict() | caches.eviction._asdict()
     del arrays["cells"], arrays["eviction"]
     for memory in state.memories.values():
-        kind = type(memory).__name__
-        arrays |= {f"{kind}.{name}": array for name, array in memory._asdict().items()}
+        arrays |= _arrays_of(memory)
     return arrays
+
+
+def _arrays_of(memory: Memory) -> dict[str, Array]:
+    kind = type(memory).__name__
+    return {f"{kind}.{name}": array for name, array in memory._asdict().items()}
 
 
 def save_planner(path: Path, state: State, position: Position) -> FileInfo:
@@ -60,11 +64,13 @@ def load_planner(path: Path, state: State) -> dict[str, Json]:
     return read_position(path)
 
 
-def load_trained(path: Path, state: State) -> None:
-    """Read which rows have ever been trained; a job of another shape can use that too."""
+def load_trained(path: Path, state: State, kept: type[Memory] | None = None) -> None:
+    """Read which rows have ever been trained, and one memory: they do not depend on the workers."""
     file, cells = TensorFile(path / PLANNER_FILE), state.caches.cells
-    for name in ("number_R", "numbered"):
-        array = getattr(cells, name)
+    arrays: dict[str, Array] = {"number_R": cells.number_R, "numbered": cells.numbered}
+    if kept is not None:
+        arrays |= _arrays_of(state.memory(kept))
+    for name, array in arrays.items():
         file.expect(name, array.shape, array.dtype.name)
         file.read(name, array)
 

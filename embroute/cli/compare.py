@@ -29,7 +29,7 @@ from embroute.config.option_model import Group
 from embroute.config.run_options import JobOptions, RunConfig
 from embroute.config.signature import first_line, options_of
 from embroute.policies.catalog import SYSTEMS
-from embroute.report.comparison_table import comparison_table, subsets
+from embroute.report.comparison_table import comparison_table, remarks
 from embroute.simulator.measurements import (
     DEFAULT_POLICIES,
     named_policies,
@@ -86,7 +86,7 @@ def compare_command(
     tables.print(comparison_table(results, job, data))
     if len(job.setup.cluster.used_hosts) == 1:
         tables.print("all workers and shards are on one host: no link carries rows, at no cost")
-    for sentence in subsets(results, job):
+    for sentence in remarks(results, job):
         tables.print(sentence, highlight=False, markup=False)
     tell_bad_rows(source)
     trained = job.warmup + min(entry.steps for entry in results if entry.steps is not None)

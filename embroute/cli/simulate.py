@@ -33,7 +33,7 @@ from embroute.config.option_model import Group
 from embroute.config.progress import progress_bar
 from embroute.config.run_options import JobOptions, RunConfig
 from embroute.policies.catalog import policy_of
-from embroute.report.comparison_table import comparison_table, step_quantiles, subsets
+from embroute.report.comparison_table import comparison_table, remarks, step_quantiles
 from embroute.simulator.comparison import policy_result
 from embroute.simulator.simulation import StepReport, measure
 from embroute.simulator.step_table import STEP_COLUMNS, csv_cells, step_row
@@ -83,7 +83,7 @@ def simulate_command(
     result, tables = policy_result(policy, outcome), console()
     tables.print(comparison_table([result], job, data))
     tables.print(step_quantiles(reports[job.warmup :]))
-    for sentence in subsets([result], job):
+    for sentence in remarks([result], job):
         tables.print(sentence, highlight=False, markup=False)
     tell_bad_rows(source)
     if len(reports) < job.steps:

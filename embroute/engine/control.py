@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import threading
@@ -15,6 +16,7 @@ from embroute.engine.protocol.messages import (
     ControlMessage,
     Gathered,
     Hello,
+    Reply,
     Stop,
     refusal,
     step_of_message,
@@ -75,6 +77,21 @@ def receive_messages(channel: Channel, peers: Sequence[str]) -> list[Received]:
         Received(codec.decode_body(head, body), codec.FRAME_HEAD_BYTES + len(body))
         for head, (_, body) in zip(heads, bodies, strict=True)
     ]
+
+
+def send_reply(channel: Channel, items: Sequence[object]) -> None:
+    """Send the coordinator a list: files that this rank wrote, or a held-out loss."""
+    send_message(channel, COORDINATOR, Reply(json.dumps(items)))
+
+
+def receive_replies(channel: Channel, peers: Sequence[str]) -> list[object]:
+    """The lists of all ranks, joined in their order; waits for the last."""
+    items: list[object] = []
+    for peer, (message, _) in zip(peers, receive_messages(channel, peers), strict=True):
+        if not isinstance(message, Reply):
+            raise refusal(message, peer, "the coordinator expects Reply")
+        items += json.loads(message.text)
+    return items
 
 
 def receive_order(channel: Channel, stop: threading.Event | None = None) -> Received:

@@ -14,7 +14,7 @@ from embroute.cost.step_time import allreduce_share_W
 from embroute.data.batch import Batch
 from embroute.engine import step_message
 from embroute.engine.batches import BatchAdapter
-from embroute.engine.control import send_all
+from embroute.engine.control import receive_replies, send_all
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
 from embroute.engine.protocol.messages import (
@@ -184,10 +184,11 @@ class Coordinator:
         saves = self.schedule.checkpoint_every > 0 and done % self.schedule.checkpoint_every == 0
         if saves or self._evaluates_after(done):
             self._drain()
-        if saves:
-            self._save()
         if self._evaluates_after(done):
             self._evaluate(0)
+            self._learn_loss()
+        if saves:  # with what has been learned from the evaluation
+            self._save()
 
     def _drain(self) -> None:
         """Push every update to its shard; copies stay in the caches, clean."""
@@ -214,6 +215,15 @@ class Coordinator:
         for shards, workers in refill_schedules(self.state, self.sharding):
             served = [Serve(step, pulls) for pulls in shards]
             self._send([*served, *(Refill(step, pulls) for pulls in workers)])
+
+    def _learn_loss(self) -> None:
+        """Let a policy that follows the held-out loss learn it, if the user's loop reports one."""
+        regroup = self.policy.regroup
+        if regroup is None or regroup.learn_loss is None:
+            return
+        (loss,) = receive_replies(self.rank.replies, self.rank.workers[:1])
+        if isinstance(loss, float):
+            regroup.learn_loss(self.state, loss)
 
     def _evaluate(self, flags: int) -> None:
         """Send the held-out batches to all workers."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, Protocol, Unpack, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,21 +23,22 @@ from embroute.checkpoint.job_checkpoints import (
     agree_on_start,
     load_state,
     same_caches,
-    send_reply,
 )
 from embroute.checkpoint.locks import FolderLock
-from embroute.checkpoint.manifest import read_manifest
+from embroute.checkpoint.manifest import Manifest, read_manifest
 from embroute.checkpoint.planner_state import first_random_state, from_seed, samples_before
 from embroute.checkpoint.rank_files import check_identity, load_shard, load_tables, save_shard
 from embroute.checkpoint.strict_json import Json
+from embroute.data.access_counts import Calibration, count_lookups
 from embroute.engine import control
-from embroute.engine.control import broadcast_text
+from embroute.engine.control import broadcast_text, send_reply
 from embroute.engine.coordinator import Coordinator, EventSchedule
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
 from embroute.engine.shard import Shard
 from embroute.engine.store import CacheStore, ShardStore, rows_of_shard, shared_tables
 from embroute.engine.worker import PrefetchThread, WorkerTransfers
+from embroute.kernels.array_types import I64
 from embroute.kernels.codes import DELTA
 from embroute.kernels.rows import Floats, scatter
 from embroute.launch.rank import RankContext
@@ -51,12 +52,13 @@ from embroute.nn.tensor_batches import TensorAdapter
 from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
 from embroute.planner.state import State
+from embroute.policies.catalog import make_policy
 from embroute.transport.allreduce import serve_allreduce
 from embroute.transport.job_store import new_run_id
 
 INITIAL_ROWS = 1 << 16  # filled at a time
 LEAVE_S = 10.0
-COUNTED_BATCHES = 256  # whose row counts choose a hot set
+COUNTED_BATCHES = 256  # of a loader without a length, from which a hot set is chosen
 
 
 class ResumePoint(NamedTuple):
@@ -71,7 +73,17 @@ class Batches(NamedTuple):
 
     first: object
     epoch: Iterator[object]  # all batches of the first epoch
-    counted: Iterable[object]  # the batches whose row counts choose a hot set
+    counted: Iterable[object]  # the batches from which a hot set is chosen
+    only_first: bool = False  # only the first COUNTED_BATCHES are counted, but all their samples
+
+
+@runtime_checkable
+class CountedLoader(Protocol):
+    """A loader that counts its own look-ups, without a pass over its batches."""
+
+    def access_counts(self, calibration: Calibration) -> I64:
+        """Look-ups of each row in a sample of the samples."""
+        ...
 
 
 def prepare(
@@ -145,9 +157,22 @@ def _resume_point(job: TrainingJob, path: Path | None) -> ResumePoint | None:
         return None
     manifest = read_manifest(path)
     check_identity(manifest.identity, job.identity, path)
+    if job.policy.name != manifest.policy and (job.policy.order_changed or _reorders(manifest)):
+        raise ValueError(
+            f"{path}: {manifest.policy} has trained the samples up to here in its own order, from "
+            f"which {job.policy.name} cannot go on: resume with {manifest.policy}"
+        )
     shape = (job.rank.num_workers, job.rank.num_shards, job.policy.name)
     same_shape = shape == (manifest.num_workers, manifest.num_shards, manifest.policy)
     return ResumePoint(path, same_shape and same_caches(path, job.setup))
+
+
+def _reorders(manifest: Manifest) -> bool:
+    """Whether the policy of a checkpoint changed the order of samples, as far as is known."""
+    try:
+        return make_policy(manifest.policy).order_changed
+    except ValueError:  # a policy of the user that cannot be imported here
+        return False
 
 
 def _run_coordinator(
@@ -162,15 +187,23 @@ def _run_coordinator(
     batches = _open_loader(job, loader)
     spec = job.adapter.infer_spec(batches.first)
     batch_size = len(job.adapter.batch(batches.first))
-    setup = replace(job.setup, schema=job.adapter.schema, batch_size=batch_size)
+    length = len(loader) if isinstance(loader, Sized) else 0
+    setup = replace(
+        job.setup,
+        schema=job.adapter.schema,
+        batch_size=batch_size,
+        epoch_batches=length,
+    )
     job = _agree_on_caches(replace(job, setup=setup))
     setup, resume = job.setup, _resume_point(job, path)
     if resume is not None and not from_seed(resume.path, setup.seed):
         setup = replace(setup, seeded=False)
-    state = _first_state(job, setup, batches.counted)
     same_shape = resume is not None and resume.same_shape
+    state = _first_state(job, setup, batches, resume is not None)
     if resume is not None:
-        load_state(resume.path, state, same_shape)
+        regroup = job.policy.regroup
+        kept = regroup.memory.kind if regroup and regroup.memory else None
+        load_state(resume.path, state, same_shape, kept)
     coordinator = Coordinator(
         job.rank,
         job.policy,
@@ -227,10 +260,12 @@ def _open_loader(job: TrainingJob, loader: Iterable[object]) -> Batches:
     epoch = chain([first], epoch)
     if job.policy.regroup is None:
         return Batches(first, epoch, ())
-    if not once:
-        return Batches(first, epoch, islice(loader, COUNTED_BATCHES))
+    if not once and isinstance(loader, Sized | CountedLoader):
+        return Batches(first, epoch, loader)
+    if not once:  # without a length, it may never end
+        return Batches(first, epoch, islice(loader, COUNTED_BATCHES), only_first=True)
     counted = list(islice(epoch, COUNTED_BATCHES))
-    return Batches(first, chain(counted, epoch), counted)
+    return Batches(first, chain(counted, epoch), counted, only_first=True)
 
 
 def _check_rereadable(job: TrainingJob, once: bool) -> None:
@@ -247,15 +282,23 @@ def _check_rereadable(job: TrainingJob, once: bool) -> None:
         )
 
 
-def _first_state(job: TrainingJob, setup: Setup, counted: Iterable[object]) -> State:
-    """Empty caches; row counts of the first batches choose a hot set."""
-    if job.policy.regroup is None:
+def _first_state(job: TrainingJob, setup: Setup, batches: Batches, resumed: bool) -> State:
+    """Empty caches. A policy with a hot set chooses it from a sample of the loader's samples."""
+    regroup, num_rows = job.policy.regroup, setup.schema.num_rows
+    if regroup is None:
         return start(job.policy, setup)
-    counts = np.zeros(setup.schema.num_rows, np.int64)
-    for item in counted:
-        rows = job.adapter.batch(item).rows
-        counts += np.bincount(rows[rows >= 0], minlength=len(counts))
-    return start(job.policy, setup, counts)
+    if resumed:  # the checkpoint knows the hot set
+        return start(job.policy, setup, np.zeros(num_rows, np.int64))
+    counted, calibration = batches.counted, regroup.calibration
+    if isinstance(counted, CountedLoader):
+        return start(job.policy, setup, counted.access_counts(calibration))
+    if batches.only_first:
+        calibration = Calibration(share=1)
+    random = torch.get_rng_state()
+    samples = (job.adapter.batch(item) for item in counted)
+    counts_R = count_lookups(samples, num_rows, calibration)
+    torch.set_rng_state(random)  # as if the loader had not been read
+    return start(job.policy, setup, counts_R)
 
 
 def _run_shard(job: TrainingJob, resume: ResumePoint | None) -> Shard:
@@ -341,6 +384,10 @@ def _start_worker(job: TrainingJob, resume: ResumePoint | None) -> WorkerSession
                 layer.set_calls(job.adapter.calls)
 
     prefetch = PrefetchThread(rank, transfers, job.adapter, learn_spec)
-    session = WorkerSession(prefetch, job.lookup_context, dense, job.rate, save)
+    regroup = job.policy.regroup
+    follows_loss = regroup is not None and regroup.learn_loss is not None
+    session = WorkerSession(
+        prefetch, job.lookup_context, dense, job.rate, save, follows_loss and not rank.index
+    )
     prefetch.start()
     return session

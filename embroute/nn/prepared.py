@@ -64,6 +64,14 @@ class Prepared:
         """
         self._worker.stop()
 
+    def report_held_out(self, loss: float) -> None:
+        """Tell a policy that follows it (`fae`) the mean loss over the held-out samples.
+
+        Call it on the first worker after `held_out()`; other ranks and policies ignore it.
+        """
+        if self.session is not None:
+            self.session.report_held_out(loss)
+
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensors of all workers concatenated, at the first worker; elsewhere None.
 

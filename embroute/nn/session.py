@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from embroute.engine.control import send_reply
 from embroute.engine.optim import Rate
 from embroute.engine.protocol.messages import EvalEnd, Save, Stop
 from embroute.engine.step_message import EPOCH_ENDS, EVAL_FOLLOWS, FINAL_EVAL, WorkerStep
@@ -30,6 +31,7 @@ class WorkerSession:
         dense: Dense,
         rate: Rate,
         save: Callable[[int], None],
+        reports_loss: bool = False,
     ) -> None:
         self.rank, self.transfers = prefetch.rank, prefetch.transfers
         self.meter = prefetch.transfers.meter
@@ -41,6 +43,8 @@ class WorkerSession:
         self._prefetch, self._lookup_context = prefetch, lookup_context
         self._dense, self._rate, self._save = dense, rate, save
         self._span_start: float | None = None
+        self._reports_loss = reports_loss  # whether the coordinator waits for held-out losses
+        self._loss_due = False
 
     def _end_span(self, phase: str) -> None:
         """Record the time since the last span ended, unless that time is no part of a step."""
@@ -67,6 +71,7 @@ class WorkerSession:
         """This worker's samples of each step of an epoch."""
         while not self.finished:
             self._end_span("compute")
+            self.report_held_out(None)
             event = self._prefetch.events.get()
             if not isinstance(event, WorkerStep):
                 self._between_steps(event)
@@ -89,6 +94,8 @@ class WorkerSession:
         elif isinstance(event, Save):
             self._save(event.step)
             self._span_start = None
+        elif isinstance(event, EvalEnd):
+            self._loss_due = self._reports_loss
         elif isinstance(event, HeldOutStep) and event.step.header.flags & FINAL_EVAL:
             self.finished, self._final_batch = True, event
 
@@ -115,11 +122,19 @@ class WorkerSession:
             event = self._prefetch.events.get()
         self._lookup_context.lookups = None
         self._span_start = None
+        self._loss_due = self._reports_loss and not self.finished
         if self.finished:
             # The prefetch thread must receive STOP before the process may end.
             event = self._prefetch.events.get()
             assert isinstance(event, Stop)
             self._leave(event)
+
+    def report_held_out(self, loss: float | None) -> None:
+        """Answer the coordinator that waits for the loss of an evaluation; None: not known."""
+        if self._loss_due:
+            self._loss_due = False
+            known = None if loss is None or not math.isfinite(loss) else float(loss)
+            send_reply(self.rank.replies, [known])
 
     def _leave(self, event: Stop) -> None:
         self.finished = True

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from embroute.data.access_counts import Calibration
 from embroute.data.batch import Batch
 from embroute.data.window import Window
 from embroute.kernels.array_types import I32, I64, U8, Bools
@@ -108,7 +109,7 @@ def no_laws(plan: Plan, state: State) -> Iterator[tuple[str, int]]:
 
 
 class RunStart(NamedTuple):
-    """What is known before the first step. `counts_R`: look-ups of each row in a first part."""
+    """What is known before the first step. `counts_R`: look-ups of each row in a sample."""
 
     setup: Setup  # workers, tables, record sizes, capacities
     counts_R: I64 | None  # only for policies that regroup samples
@@ -215,6 +216,8 @@ class Regroup:
     name: str
     stream: Callable[[Iterator[Batch], State], Iterator[Batch]]
     memory: PartMemory | None = None
+    calibration: Calibration = field(default_factory=Calibration)  # of `RunStart.counts_R`
+    learn_loss: Callable[[State, float], None] | None = None  # after each evaluation
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Setup:
     shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty
     seed: int = 0
     seeded: bool = True  # initial rows follow from the seed, so that any rank can compute them
+    epoch_batches: int = 0  # 0: unknown
     step_rows: tuple[int, ...] = ()  # by arena; if empty, they follow from batch and schema
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from embroute.config.signature import Between, Ratio, Seed
 from embroute.config.spec import Size
+from embroute.data.access_counts import Calibration
 from embroute.data.batch import Batch
 from embroute.planner.interfaces import Policy, Regroup, Sync
 from embroute.planner.state import State
@@ -20,7 +21,14 @@ from embroute.policies.embroute.dispatch import search_dispatch
 from embroute.policies.embroute.row_allreduce import on_demand_with_allreduce
 from embroute.policies.embroute.search_state import SearchOptions
 from embroute.policies.evict import Lookahead, clairvoyant, lfu, light_lfu, lru, stale_first
-from embroute.policies.regroup import SwapSchedule, by_count, by_theory, hot_memory, regroup
+from embroute.policies.regroup import (
+    SwapSchedule,
+    by_count,
+    by_theory,
+    hot_memory,
+    learn_loss,
+    regroup,
+)
 from embroute.policies.sync.bounded import StalenessBound, bounded
 from embroute.policies.sync.on_demand import on_demand, pipelined_on_demand, until_last_use
 from embroute.policies.sync.replicated import always_replicated, swapped
@@ -30,6 +38,7 @@ Effort = Annotated[int, Between(1, 10**6)]
 Shares = tuple[Ratio, ...]  # of a batch: one for every worker, or one for each such as 0.2+0.1+0
 RowInit = Literal["local", "pull"]  # a row that no step has trained: computed, or pulled
 Rounds = Annotated[int, Between(2, 10**6)]
+SampleShare = Annotated[float, Between(1e-6, 1)]  # of the samples, from which hot rows are chosen
 
 
 def nocache_policy() -> Policy:
@@ -60,33 +69,40 @@ def esd_policy(alpha: Ratio = 1.0, ties: AssignmentTies = "block") -> Policy:
     return Policy("esd", esd(alpha, ties), on_demand(), lru())
 
 
-def _hot_and_cold(schedule: SwapSchedule, name: str, hot: Size | None) -> Regroup:
+def _hot_and_cold(schedule: SwapSchedule, name: str, hot: Size | None, sample: float) -> Regroup:
     """Hot and cold batches, the hot set by counts (fae) or by theory (scars)."""
 
     def stream(batches: Iterator[Batch], state: State) -> Iterator[Batch]:
         return regroup(batches, state, schedule)
 
     choose = by_count(hot) if name == "fae" else by_theory(hot)
-    return Regroup(name, stream, hot_memory(choose))
+    calibration = Calibration(sample, schedule.seed)
+    listener = learn_loss if schedule.rate == "auto" else None
+    return Regroup(name, stream, hot_memory(choose), calibration, listener)
 
 
 def fae_policy(
     hot: Size | None = None,
-    rate: Annotated[float, Between(1, 100)] = 50,
-    buffer: Rounds = 32,
+    rate: Annotated[float, Between(1, 100)] | Literal["auto"] = "auto",
+    buffer: Rounds = SwapSchedule.buffer,
+    sample: SampleShare = Calibration.share,
     shuffle: bool = False,
     seed: Seed = 0,
 ) -> Policy:
     """FAE: hot and cold batches"""
-    stage = _hot_and_cold(SwapSchedule(rate, buffer, shuffle, seed), "fae", hot)
+    stage = _hot_and_cold(SwapSchedule(rate, buffer, shuffle, seed), "fae", hot, sample)
     return Policy("fae", block(), swapped(), lru(), stage)
 
 
 def scars_policy(
-    hot: Size | None = None, buffer: Rounds = 32, shuffle: bool = False, seed: Seed = 0
+    hot: Size | None = None,
+    buffer: Rounds = SwapSchedule.buffer,
+    sample: SampleShare = Calibration.share,
+    shuffle: bool = False,
+    seed: Seed = 0,
 ) -> Policy:
     """SCARS: hot set chosen by theory"""
-    stage = _hot_and_cold(SwapSchedule(100, buffer, shuffle, seed), "scars", hot)
+    stage = _hot_and_cold(SwapSchedule(100, buffer, shuffle, seed), "scars", hot, sample)
     return Policy("scars", block(), always_replicated(), lru(), stage)
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from embroute.simulator.comparison import PolicyResult
+from embroute.simulator.comparison import FIRST_FILL, PolicyResult
 from embroute.simulator.simulation import StepReport, Workload
 
 PULL_KINDS, PUSH_KINDS = ("miss_pull", "stale_pull"), ("update_push", "evict_push", "drain")
@@ -87,6 +87,22 @@ def subsets(results: Sequence[PolicyResult], job: Workload) -> list[str]:
         for entry in results
         if 0 < len(entry.per_worker) < count
     ]
+
+
+def remarks(results: Sequence[PolicyResult], job: Workload) -> list[str]:
+    """A sentence for each policy that leaves workers out or that replicates a hot set."""
+    return subsets(results, job) + [_on_hot_set(entry) for entry in results if entry.order_changed]
+
+
+def _on_hot_set(entry: PolicyResult) -> str:
+    """How far the hot set reaches, and its first fill."""
+    fill = entry.bytes[FIRST_FILL]
+    words = (
+        f"{entry.name}: {entry.hot_steps} hot batches of {entry.steps}, "
+        f"{entry.replicated_rows:,} rows on every worker; "
+        f"filling them once moves {scaled(fill)} bytes, which no figure includes"
+    )
+    return words if entry.hot_steps else f"{words}; no sample finds all its rows there"
 
 
 def comparison_table(results: Sequence[PolicyResult], job: Workload, data: str) -> Table:

@@ -12,6 +12,8 @@ from embroute.policies.catalog import LOWER_BOUND
 from embroute.simulator.simulation import Outcome, Workload
 
 SCHEMA_VERSION = 1
+MOVED_KINDS = (*KIND_NAMES, "drain", "allreduce")
+FIRST_FILL = "first_fill"  # of replicas: a run has it once, so that no other figure counts it
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,19 @@ class PolicyResult:
     decision_ms: float | None
     exact: bool
     order_changed: bool
+    hot_steps: int = 0  # of batches all of whose rows are hot
+    replicated_rows: int = 0  # on every worker for the whole run
     reference: bool = False
 
     @property
     def moved_rows(self) -> int:
         """Rows over workers' links, all-reduced ones counted once."""
-        return sum(self.rows.values())
+        return sum(self.rows[kind] for kind in MOVED_KINDS)
 
     @property
     def moved_bytes(self) -> int:
         """Bytes of rows over workers' links, all-reduced ones in both directions."""
-        return sum(self.bytes[kind] for kind in (*KIND_NAMES, "drain", "allreduce"))
+        return sum(self.bytes[kind] for kind in MOVED_KINDS)
 
 
 def _worker_results(outcome: Outcome) -> tuple[WorkerResult, ...]:
@@ -74,6 +78,7 @@ def _worker_results(outcome: Outcome) -> tuple[WorkerResult, ...]:
             "plans": int(traffic.plan_bytes_W[w]),
             "dense": round(crossings_W[w] * cluster.dense_bytes * outcome.steps),
         }
+        rows[FIRST_FILL], sizes[FIRST_FILL] = (int(count_W[w]) for count_W in outcome.fill)
         host = cluster.hosts[cluster.workers[w].host].name
         samples = int(traffic.samples_W[w])
         results.append(WorkerResult(worker, host, samples, rows, sizes, float(cost_W[w])))
@@ -99,16 +104,19 @@ def policy_result(name: str, outcome: Outcome) -> PolicyResult:
         decision_ms=outcome.decision_ms,
         exact=outcome.policy.exact,
         order_changed=outcome.policy.order_changed,
+        hot_steps=outcome.hot_steps,
+        replicated_rows=outcome.replicated_rows,
         reference=outcome.policy.unbounded,
     )
 
 
 def bound_result(bound: Bound) -> PolicyResult:
     """The result of the lower bound; all its pulls count as misses, all its pushes as updates."""
-    zero = dict.fromkeys((*KIND_NAMES, "drain", "allreduce"), 0)
+    zero = dict.fromkeys(MOVED_KINDS, 0)
     rows = zero | {"miss_pull": int(bound.pulls_A.sum()), "update_push": int(bound.pushes_A.sum())}
+    rows[FIRST_FILL] = 0
     sizes = zero | {"miss_pull": round(bound.pull_bytes), "update_push": round(bound.push_bytes)}
-    sizes |= {"samples": 0, "plans": 0, "dense": 0}  # the bound is on rows
+    sizes |= {"samples": 0, "plans": 0, "dense": 0, FIRST_FILL: 0}  # the bound is on rows
     return PolicyResult(
         name=LOWER_BOUND,
         rows=rows,
@@ -138,6 +146,8 @@ def _as_json(result: PolicyResult) -> dict[str, object]:
         "decision_ms": result.decision_ms,
         "exact": result.exact,
         "order_changed": result.order_changed,
+        "hot_steps": result.hot_steps,
+        "replicated_rows": result.replicated_rows,
         "reference": result.reference,
     }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from embroute.cost.step_time import StepTime, Traffic, step_time, transfer_cost_W, transmission_cost
+from embroute.data.access_counts import Calibration, count_source
 from embroute.data.batch import Batch, Source
 from embroute.data.stream import batches
 from embroute.kernels.array_types import I64
@@ -19,15 +20,19 @@ from embroute.kernels.jit import is_compiled
 from embroute.planner.bounds import Bound, lower_bound
 from embroute.planner.interfaces import Policy
 from embroute.planner.kernels.cache import place
-from embroute.planner.kernels.transfers import empty_counts, tally
-from embroute.planner.plan import drain_transfers, traffic
+from embroute.planner.kernels.transfers import (
+    NO_TRANSFERS,
+    Transfers,
+    empty_counts,
+    select,
+    tally,
+)
+from embroute.planner.plan import Plan, drain_transfers, row_bytes_W, traffic
 from embroute.planner.plan_stream import Step, plans, start
 from embroute.planner.setup import Setup
 from embroute.planner.state import State
 from embroute.policies.catalog import make_policy
 
-CALIBRATION_SHARE = 0.05  # of the data, read to choose a hot set (FAE's default)
-CALIBRATION_BATCHES = (10, 200)  # but at least and at most so many batches
 TRIAL_STEPS, TRIAL_WARMUP = 40, 10  # of each trial of workers=fast
 
 
@@ -41,6 +46,14 @@ class Workload:
     warmup: int = 10
     epochs: int | None = 1
     shuffle: bool = False
+    # Look-ups by row: jobs on the same source share them.
+    lookups: dict[Calibration, I64] = field(default_factory=dict, compare=False, repr=False)
+
+    def access_counts(self, calibration: Calibration) -> I64:
+        """Look-ups of each row in a sample of the whole source, from which hot sets are chosen."""
+        if calibration not in self.lookups:
+            self.lookups[calibration] = count_source(self.source, calibration)
+        return self.lookups[calibration]
 
     def batches(self) -> Iterator[Batch]:
         """The run's batches, from the start."""
@@ -52,6 +65,13 @@ class Workload:
             seed=self.setup.seed,
         )
         return islice(stream, self.steps)
+
+
+class FirstFill(NamedTuple):
+    """Pulls that fill replicas before the first step: a run has them once. Axis W: workers."""
+
+    rows_W: I64
+    bytes_W: I64
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,7 @@ class StepReport:
     touches: int
     decision_s: float
     hot: bool
+    fill: FirstFill  # in no other figure
 
 
 @dataclass(frozen=True)
@@ -83,6 +104,9 @@ class Outcome:
     step_time_s: float
     hit_rate: float
     decision_ms: float
+    hot_steps: int  # of batches all of whose rows are hot
+    replicated_rows: int  # on every worker for the whole run
+    fill: FirstFill  # in no other figure
 
 
 def kernels_are_compiled() -> bool:
@@ -90,26 +114,20 @@ def kernels_are_compiled() -> bool:
     return is_compiled(place)
 
 
-def calibrate(job: Workload) -> I64:
-    """Look-ups per row in a sample of the data, from which hot sets are chosen.
-
-    FAE samples the whole data set. Here the sample follows the priced steps if the data is long
-    enough. A hot set chosen on the priced steps would know rows that occur in them alone.
-    """
-    counts_R = np.zeros(job.setup.schema.num_rows, np.int64)
-    least, most = CALIBRATION_BATCHES
-    size = job.setup.batch_size
-    samples = job.source.num_samples or 0
-    count = min(max(least, int(CALIBRATION_SHARE * samples / size)), most)
-    first = job.steps if samples >= (job.steps + count) * size else 0
-    for batch in islice(batches(job.source, size), first, first + count):
-        np.add.at(counts_R, batch.rows[batch.rows >= 0], 1)
-    return counts_R
+def _without_fill(policy: Policy, step: Step) -> tuple[Plan, Transfers]:
+    """The plan without pulls that fill replicas before the first step, and these pulls."""
+    plan = step.plan
+    replicated_R = policy.sync.pinned(step.state) if plan.step == 0 else None
+    if replicated_R is None:
+        return plan, NO_TRANSFERS
+    fills = replicated_R[plan.pulls.row]
+    return replace(plan, pulls=select(plan.pulls, ~fills)), select(plan.pulls, fills)
 
 
-def price_step(step: Step) -> StepReport:
-    """Price one step."""
-    setup, plan = step.state.setup, step.plan
+def price_step(policy: Policy, step: Step) -> StepReport:
+    """Price one step. The first fill of replicas is counted apart: a run has it once."""
+    setup = step.state.setup
+    plan, fill = _without_fill(policy, step)
     moved = traffic(plan, setup)
     hits, touches = plan.hits
     return StepReport(
@@ -121,19 +139,26 @@ def price_step(step: Step) -> StepReport:
         touches=touches,
         decision_s=step.decision_s + step.window_s,
         hot=plan.now.batch.hot,
+        fill=FirstFill(
+            np.bincount(fill.worker, minlength=setup.num_workers), row_bytes_W(fill, setup)
+        ),
     )
 
 
 def start_simulation(policy: Policy, job: Workload) -> State:
     """The state before the first step."""
-    return start(policy, job.setup, calibrate(job) if policy.regroup else None)
+    if policy.regroup is None:
+        return start(policy, job.setup)
+    counts_R = job.access_counts(policy.regroup.calibration)
+    epoch_batches = -(-(job.source.num_samples or 0) // job.setup.batch_size)
+    return start(policy, replace(job.setup, epoch_batches=epoch_batches), counts_R)
 
 
 def simulate_steps(policy: Policy, job: Workload) -> Iterator[StepReport]:
     """Per-step reports of a policy on a job."""
     state = start_simulation(policy, job)
     for step in plans(policy, job.batches(), state):
-        yield price_step(step)
+        yield price_step(policy, step)
 
 
 class _Drain(NamedTuple):
@@ -159,9 +184,10 @@ def measure(
     job = with_workers(job, workers)
     state = start_simulation(policy, job)
     before = _drain_now(state, policy)
-    reports = []
+    reports, fill = [], None
     for step in plans(policy, job.batches(), state):
-        report = price_step(step)
+        report = price_step(policy, step)
+        fill = fill or report.fill
         if report.step >= job.warmup:
             reports.append(report)
         elif report.step == job.warmup - 1:
@@ -175,7 +201,10 @@ def measure(
     # The measured steps answer for the updates that they leave in the caches, not the warm-up's.
     after = _drain_now(state, policy)
     drain = _Drain(after.rows_W - before.rows_W, after.bytes_WK - before.bytes_WK)
-    return _outcome(policy, workers, state.setup, reports, drain)
+    replicated_R = policy.sync.pinned(state)
+    outcome = _outcome(policy, workers, state.setup, reports, drain)
+    num_replicated = 0 if replicated_R is None else int(replicated_R.sum())
+    return replace(outcome, replicated_rows=num_replicated, fill=fill or outcome.fill)
 
 
 def _outcome(
@@ -205,6 +234,9 @@ def _outcome(
         step_time_s=float(np.mean([report.time.total_s for report in reports])),
         hit_rate=sum(report.hits for report in reports) / max(1, touches),
         decision_ms=1e3 * float(np.median([report.decision_s for report in reports])),
+        hot_steps=sum(report.hot for report in reports),
+        replicated_rows=0,
+        fill=reports[0].fill,
     )
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from embroute.config.progress import StatusLines, is_quiet
 from embroute.config.run_file import CHECKPOINTS, keep_run_file
 from embroute.config.run_options import RunConfig
+from embroute.data.access_counts import Calibration, count_source
 from embroute.data.batch import Batch, Source
 from embroute.data.open import open_source
 from embroute.data.readers.file_source import FileSource
@@ -27,7 +28,7 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.data.stream import batches, split
 from embroute.engine.control import broadcast_text, gather_from_workers
 from embroute.engine.optim import RowWiseAdagrad
-from embroute.kernels.array_types import F32
+from embroute.kernels.array_types import F32, I64
 from embroute.launch.rank import COORDINATOR, RankContext, worker_names
 from embroute.launch.supervisor import begin_to_tell
 from embroute.models.layers import Samples
@@ -54,6 +55,15 @@ class BatchLoader:
     run: RunConfig
     size: int
     train: bool
+    whole: Source  # with the held-out samples
+
+    def access_counts(self, calibration: Calibration) -> I64:
+        """Look-ups of each row in a sample of the whole data set, as the simulator counts them."""
+        return count_source(self.whole, calibration)
+
+    def __len__(self) -> int:
+        """Batches of an epoch; 0 if only a full pass can tell."""
+        return -(-(self.source.num_samples or 0) // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
         run = self.run
@@ -105,8 +115,8 @@ def open_run_data(run: RunConfig, rank: RankContext) -> RunData:
     return RunData(
         source.schema,
         steps,
-        train=BatchLoader(train, run, size, train=True),
-        held_out=None if held_out is None else BatchLoader(held_out, run, size, train=False),
+        train=BatchLoader(train, run, size, train=True, whole=source),
+        held_out=None if held_out is None else BatchLoader(held_out, run, size, False, source),
         source=source,
     )
 
@@ -224,7 +234,9 @@ def train_rank(run: RunConfig, rank: RankContext, folder: Path, stop: threading.
         settings["extras"] = {f"schedule{i}": schedule for i, schedule in enumerate(schedules)}
         settings["stop"] = stop
         lines.begin("filling tables and caches")
-        ready = prepare(model, optimizers, data.train or (), rank, **settings)
+        ready = prepare(
+            model, optimizers, () if data.train is None else data.train, rank, **settings
+        )
         compiling = "" if kernels_are_compiled() else "; kernels compile, once on a machine"
         lines.begin(f"waiting for the first step{compiling}")
         if ready.session is not None:
@@ -329,6 +341,7 @@ class Loop:
         if monitor is not None:
             monitor.lines.begin("evaluating")
         metrics = evaluate(self.ready.model, self.session)
+        self.session.report_held_out(metrics.get("log_loss"))
         if monitor is not None and self.session.current is not None:
             monitor.evaluated(self.session.current.step + 1, metrics)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -25,6 +26,9 @@ Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
+STATUS = re.compile(r"compiling for|.* \(\d+ s\)$")  # lines that a slow machine shows
+
+
 def told(patch: Patch, captured: Captured, *words: str) -> str:
     """The error line of a command; click's own errors begin with the usage."""
     patch.setattr(sys, "argv", ["embroute", *words])
@@ -33,7 +37,7 @@ def told(patch: Patch, captured: Captured, *words: str) -> str:
     said = captured.readouterr()
     assert ended.value.code == 2, said
     assert said.out == ""
-    lines = [line for line in said.err.splitlines() if not line.startswith("compiling for")]
+    lines = [line for line in said.err.splitlines() if not STATUS.match(line)]
     assert len(lines) == 1 or lines[0].startswith("Usage: "), said.err
     return lines[-1]
 

@@ -55,9 +55,14 @@ class SyntheticSource:
         """The requested number of samples, by default that of the published data."""
         return self.knobs.samples
 
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of one pass."""
+        return -(-self.num_samples // CHUNK_SAMPLES)
+
     def chunks(self) -> Iterator[Batch]:
         """One pass in time order."""
-        for number in range(-(-self.num_samples // CHUNK_SAMPLES)):
+        for number in range(self.num_chunks):
             yield self.chunk(number)
 
     def chunk(self, number: int) -> Batch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from embroute.kernels.array_types import I32, I64, U8, U32
 from embroute.kernels.codes import (
@@ -71,6 +72,11 @@ class Decision(NamedTuple):
     return_worker: I32  # copies of the step's rows whose update returns to the shard before it
     return_unique: I32
     record: int  # kind of record of a return or an eviction
+
+
+def select(transfers: Transfers, chosen: npt.NDArray[np.bool_]) -> Transfers:
+    """Some of the transfers, in order."""
+    return Transfers._make(column[chosen] for column in transfers)
 
 
 def _empty_transfers(count: int) -> Transfers:

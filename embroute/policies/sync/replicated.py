@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,13 +11,34 @@ from embroute.data.window import Window
 from embroute.kernels.array_types import I32, I64, Bools
 from embroute.kernels.codes import DIRTY, FILL, FRESH, GRADIENT, NOTHING, REPLICA, SHARED
 from embroute.kernels.jit import kernel
-from embroute.planner.interfaces import ExtraRows, Sync, SyncContext, no_extra
+from embroute.planner.interfaces import ExtraRows, PartMemory, RunStart, Sync, SyncContext, no_extra
 from embroute.planner.kernels.cache import Cells, cell_of, classify_needs
 from embroute.planner.kernels.transfers import Decision
+from embroute.planner.plan import Plan
 from embroute.planner.state import State
 from embroute.policies.regroup import HotRows
 from embroute.policies.sync.decision import make_decision
 from embroute.policies.sync.write_through import decide_write_through
+
+
+class Replicas(NamedTuple):
+    """Where the swaps between hot and cold batches stand: one flag each."""
+
+    was_hot: Bools  # whether the last batch was a hot one
+    filled: Bools  # whether the replicas were filled once
+
+
+def _no_replicas(start: RunStart) -> Replicas:
+    return Replicas(np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+
+
+def _learn_swaps(state: State, plan: Plan) -> None:
+    memory = state.memory(Replicas)
+    memory.was_hot[0] = plan.now.batch.hot
+    memory.filled[0] = True
+
+
+REPLICAS = PartMemory(Replicas, _no_replicas, _learn_swaps)
 
 
 @kernel
@@ -91,7 +113,7 @@ def swapped() -> Sync:
     """
 
     def swap(window: Window, state: State) -> ExtraRows:
-        hot, memory = window.now.batch.hot, state.memory(HotRows)
+        hot, memory = window.now.batch.hot, state.memory(Replicas)
         if hot and not memory.was_hot:
             return _fill(window, state)
         if not memory.filled:
@@ -122,7 +144,7 @@ def swapped() -> Sync:
             return_unique=unique,
         )
 
-    return Sync("swapped", decide, extra=extra, pinned=_hot)
+    return Sync("swapped", decide, extra=extra, memory=REPLICAS, pinned=_hot)
 
 
 def always_replicated() -> Sync:
@@ -133,7 +155,7 @@ def always_replicated() -> Sync:
     """
 
     def extra(window: Window, state: State) -> ExtraRows:
-        return no_extra(window, state) if state.memory(HotRows).filled else _fill(window, state)
+        return no_extra(window, state) if state.memory(Replicas).filled else _fill(window, state)
 
     def decide(context: SyncContext) -> Decision:
         touches, looked_up = context.touches, len(context.window.now.rows_U)
@@ -144,4 +166,4 @@ def always_replicated() -> Sync:
         push_T = np.where(cold_T, GRADIENT, NOTHING).astype(np.uint8)
         return make_decision(need_T, mode_T, push_T)._replace(drop_T=cold_T.astype(np.uint8))
 
-    return Sync("replicated", decide, extra=extra, pinned=_hot)
+    return Sync("replicated", decide, extra=extra, memory=REPLICAS, pinned=_hot)
