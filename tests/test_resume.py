@@ -85,7 +85,7 @@ def same(first: Trained, second: Trained) -> None:
             "in-place",
             "het(4)",
             "fae(hot=0.5, buffer=8)",
-            "scars(hot=0.3)",
+            "scars(hot=0.3, buffer=8)",
         ],
         ["esd(1)", "embroute(effort=200)", "in-place", "het(4)", "fae(hot=0.5, buffer=8)"],
     ),
@@ -137,7 +137,7 @@ STOPPED = {
         "embroute(effort=200)",
         "in-place",
         "fae(hot=0.5, buffer=8)",
-        "scars(hot=0.3)",
+        "scars(hot=0.3, buffer=8)",
     )
 }
 STOPPED["free quotas"] = free_settings("embroute(effort=auto, ahead=3)", 3, 2)
