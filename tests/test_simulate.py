@@ -26,6 +26,7 @@ from embroute.simulator.simulation import (
     choose_workers,
     measure,
     measure_named,
+    measured_steps,
     simulate_steps,
     with_workers,
 )
@@ -138,7 +139,7 @@ def test_drain_due_at_the_start_is_subtracted() -> None:
 def test_outcome_sums_the_steps_after_the_warmup(name: str) -> None:
     job = job_of(warmup=7)
     outcome = measure_named(name, job)
-    reports = [step for step in simulate_steps(make_policy(name), job) if step.step >= 7]
+    reports = measured_steps(list(simulate_steps(make_policy(name), job)), 7)
     assert outcome.steps == len(reports)
     summed = reports[0].traffic
     for step in reports[1:]:
@@ -332,3 +333,23 @@ def test_progress_callback_runs_once_per_step() -> None:
     ticks = []
     measure(make_policy("vanilla"), job_of(steps=9, warmup=4), lambda _: ticks.append(1))
     assert len(ticks) == 9
+
+
+@pytest.mark.parametrize(
+    ("order", "warmup", "expected"),
+    [
+        ("ccccHHHH", 0, "ccccHHHH"),
+        ("ccccHHHH", 2, "ccHH"),
+        ("ccccccHH", 3, "cccH"),
+        ("ccHHccHH", 4, "ccHH"),  # the warm-up has both kinds
+        ("cccccc", 2, "cccc"),
+        ("HHHHHH", 2, "HHHH"),
+        ("cHHHHH", 1, "HHHHH"),  # no cold batch is left to compare with
+    ],
+)
+def test_warmup_keeps_the_share_of_hot_batches(order: str, warmup: int, expected: str) -> None:
+    first = next(iter(simulate_steps(make_policy("vanilla"), job_of())))
+    reports = [replace(first, step=i, hot=kind == "H") for i, kind in enumerate(order)]
+    kept = measured_steps(reports, warmup)
+    assert "".join("H" if report.hot else "c" for report in kept) == expected
+    assert all(report.step >= warmup for report in kept)

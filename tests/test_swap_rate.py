@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from embroute import compare
 from embroute.launch.in_process import run_in_process
 from embroute.launch.rank import RankContext
 from embroute.nn.prepare import prepare
@@ -107,3 +111,31 @@ def test_resume_refuses_a_policy_of_another_order(first: str, second: str, tmp_p
     trained(stream, job(tmp_path, policy=first, steps=20))
     with pytest.raises(ValueError, match="has trained the samples up to here in its own order"):
         trained(stream, job(tmp_path, policy=second))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["fae", "scars", "fae(rate=25, hot=4000rows)"])
+def test_comparison_predicts_the_rows_of_a_real_run(policy: str, tmp_path: Path) -> None:
+    """Calibration, rounds, first fill and drain: the simulator and real ranks agree on each row."""
+    job: dict[str, Any] = {"data": "avazu(samples=20000)", "network": "dc-2", "cache": "0.02"}
+    job |= {"dim": 8, "batch": 64, "steps": 60}
+    options = [word for key, value in job.items() for word in (f"--{key}", str(value))]
+    command = [sys.executable, "-m", "embroute", "train", *options, "--policy", policy]
+    command += ["--held-out", "0", "--checkpoint-every", "0", "--hidden", "4"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = ("miss_pull", "stale_pull", "update_push", "evict_push")
+    counted = dict.fromkeys(names, 0)
+    for record in (tmp_path / "ranks").glob("worker*.json"):
+        for name, rows in json.loads(record.read_text())["rows"].items():
+            counted[name] += rows
+    priced = compare(policies=policy, warmup=0, **job).results[policy].rows
+    assert counted == {
+        "miss_pull": priced["miss_pull"] + priced["first_fill"],
+        "stale_pull": priced["stale_pull"],
+        "update_push": priced["update_push"] + priced["drain"],
+        "evict_push": priced["evict_push"],
+    }
+    assert priced["allreduce"] > 0

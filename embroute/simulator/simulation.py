@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
@@ -157,7 +157,8 @@ def start_simulation(policy: Policy, job: Workload) -> State:
 def simulate_steps(policy: Policy, job: Workload) -> Iterator[StepReport]:
     """Per-step reports of a policy on a job."""
     state = start_simulation(policy, job)
-    for step in plans(policy, job.batches(), state):
+    # Regrouping may end an epoch with two short batches: a run ends after its steps all the same.
+    for step in islice(plans(policy, job.batches(), state), job.steps):
         yield price_step(policy, step)
 
 
@@ -184,16 +185,15 @@ def measure(
     job = with_workers(job, workers)
     state = start_simulation(policy, job)
     before = _drain_now(state, policy)
-    reports, fill = [], None
-    for step in plans(policy, job.batches(), state):
+    reports = []
+    for step in islice(plans(policy, job.batches(), state), job.steps):
         report = price_step(policy, step)
-        fill = fill or report.fill
-        if report.step >= job.warmup:
-            reports.append(report)
-        elif report.step == job.warmup - 1:
+        reports.append(report)
+        if report.step == job.warmup - 1:
             before = _drain_now(state, policy)
         watch(report)
-    if not reports:
+    measured = measured_steps(reports, job.warmup)
+    if not measured:
         raise ValueError(
             f"--warmup {job.warmup}: the data ends before the first measured step "
             f"(batches of {job.setup.batch_size} samples); use a smaller batch or more epochs"
@@ -202,9 +202,29 @@ def measure(
     after = _drain_now(state, policy)
     drain = _Drain(after.rows_W - before.rows_W, after.bytes_WK - before.bytes_WK)
     replicated_R = policy.sync.pinned(state)
-    outcome = _outcome(policy, workers, state.setup, reports, drain)
+    outcome = _outcome(policy, workers, state.setup, measured, drain)
     num_replicated = 0 if replicated_R is None else int(replicated_R.sum())
-    return replace(outcome, replicated_rows=num_replicated, fill=fill or outcome.fill)
+    return replace(outcome, replicated_rows=num_replicated, fill=reports[0].fill)
+
+
+def measured_steps(reports: Sequence[StepReport], warmup: int) -> list[StepReport]:
+    """The steps after the warm-up, with the share of hot batches that all steps have.
+
+    A round trains its cold batches first, so that the warm-up takes cold batches only. As many
+    hot ones in proportion are left out, but none that begins after a swap: swaps count in full.
+    """
+    after = [report for report in reports if report.step >= warmup]
+    cold = sum(not report.hot for report in after)
+    num_hot = sum(report.hot for report in reports)
+    # Hot batches beyond the share of all steps; without cold batches nothing is out of proportion.
+    surplus = len(after) - cold - round(cold * num_hot / (len(reports) - num_hot)) if cold else 0
+    kept = []
+    for before, report in zip([None, *after], after, strict=False):
+        left_out = surplus > 0 and report.hot and before is not None and before.hot
+        surplus -= left_out
+        if not left_out:
+            kept.append(report)
+    return kept
 
 
 def _outcome(
