@@ -14,7 +14,8 @@ import numpy as np
 from benchmarks.record import markdown, record
 from benchmarks.sanity import opened_traces
 from embroute.config.cluster_file import open_cluster
-from embroute.cost.step_time import PULLS, PUSHES, Traffic, step_time
+from embroute.cost.inside import PULLS, PUSHES
+from embroute.cost.step_time import Traffic, step_time
 from embroute.data.batch import Source
 from embroute.data.open import open_source
 from embroute.kernels.codes import EARLY, LATE, URGENT

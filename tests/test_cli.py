@@ -290,7 +290,7 @@ def test_compare_runs_without_torch_and_prints_plain_text(tmp_path: Path) -> Non
         ),
         (
             ("--network", "lan"),
-            "--network 'lan': neither a preset (edge-N, dc-N, uneven-N, colo-N)",
+            "--network 'lan': neither a preset (edge-N, dc-N, uneven-N, colo-N, box-N)",
         ),
         (("--data", "nowhere.csv"), "nowhere.csv: no such file or directory, and no built-in data"),
         (("--data", "avazu(skew=x)"), "skew must be a number, got 'x'"),

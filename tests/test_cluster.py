@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embroute.config.cluster import CLUSTER_PRESETS, GIGABIT, Cluster, Host, Worker
-from embroute.config.cluster_file import open_cluster, read_cluster
+from embroute.config.cluster_file import open_cluster, read_cluster, write_cluster
 
 MANUAL = Path(__file__).parent.parent / "docs" / "cluster.md"
 Write = Callable[[str], Path]
@@ -79,7 +79,10 @@ def test_edge_preset_gives_the_larger_half_fast_links() -> None:
     [
         ("edge-0", "--network 'edge-0': workers must be between 1 and 1024, got 0"),
         ("dc-1025", "--network 'dc-1025': workers must be between 1 and 1024, got 1025"),
-        ("lan-8", "--network 'lan-8': neither a preset (edge-N, dc-N, uneven-N, colo-N) nor"),
+        (
+            "lan-8",
+            "--network 'lan-8': neither a preset (edge-N, dc-N, uneven-N, colo-N, box-N) nor",
+        ),
         ("edge", "--network 'edge': neither a preset"),
         ("missing.yaml", "--network 'missing.yaml': neither a preset (edge-N, dc-N, "),
     ],
@@ -191,7 +194,7 @@ def test_bad_cluster_files_are_refused(write: Write, text: str, fault: str) -> N
         ("[1gbit]", "expected a mapping, got ['1gbit']"),
         ("{}", "needs 'link' or both 'up' and 'down'"),
         ("{up: 1gbit}", "needs 'link' or both 'up' and 'down'"),
-        ("{link: 1gbit, rtt: 1ms}", "unknown key 'rtt' (known: down, latency, link, up)"),
+        ("{link: 1gbit, rtt: 1ms}", "unknown key 'rtt' (known: down, inside, latency, link, up)"),
         ("{link: 5}", "up: expected a number with one of kbit, mbit, gbit, got 5"),
         ("{link: -1gbit}", "up: expected a number with one of kbit, mbit, gbit, got '-1gbit'"),
         (
@@ -243,3 +246,10 @@ def test_cluster_file_with_forbidden_characters_is_refused(tmp_path: Path) -> No
     path.write_bytes(b"hosts: \x00")
     with pytest.raises(ValueError, match=re.escape(f"{path}: not YAML: unacceptable character")):
         open_cluster(str(path))
+
+
+def test_links_inside_a_host_survive_a_cluster_file(tmp_path: Path) -> None:
+    cluster = open_cluster("box-4")
+    assert cluster.inside_bytes_s_W.tolist() == [150e9] * 4
+    write_cluster(cluster, tmp_path / "box.yaml")
+    assert open_cluster(str(tmp_path / "box.yaml")) == cluster

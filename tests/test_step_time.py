@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embroute.config.cluster import Cluster, Host, Worker
-from embroute.cost.step_time import Traffic, step_time, transmission_cost
+from embroute.cost.step_time import Traffic, allreduce_seconds, step_time, transmission_cost
 from embroute.kernels import codes
 from embroute.planner.kernels.transfers import empty_counts
 
@@ -104,3 +104,49 @@ def test_ranks_of_one_host_use_no_link() -> None:
     alone = replace(apart, workers=(Worker(1), Worker(1)), shards=(1,), coordinator=1)
     assert transmission_cost(priced(), alone) == 0
     assert step_time(priced(), alone).total_s == 2.0
+
+
+def one_box(inside_bytes_s: float) -> Cluster:
+    """Two workers and a shard on one host, and a second shard elsewhere."""
+    box = Host("box", 100.0, 100.0, inside_bytes_s=inside_bytes_s)
+    hosts = (box, Host("store", 100.0, 100.0))
+    return Cluster(hosts, (Worker(0), Worker(0)), (0, 1), coordinator=0, dense_bytes=40.0)
+
+
+def through_both_shards() -> Traffic:
+    """Each worker pulls 60 bytes from the shard of its host, late, and 10 from the other shard."""
+    bytes_WKIP = empty_counts(2, 2)
+    bytes_WKIP[:, 0, codes.MISS_PULL, codes.LATE] = 60
+    bytes_WKIP[:, 1, codes.MISS_PULL, codes.LATE] = 10
+    nothing = np.zeros(2, np.int64)
+    return Traffic(np.sign(bytes_WKIP), bytes_WKIP, np.ones(2, np.int64), nothing, nothing, nothing)
+
+
+def test_links_inside_a_host_take_time() -> None:
+    traffic = through_both_shards()
+    free, slow = (step_time(traffic, one_box(rate)) for rate in (np.inf, 20.0))
+    # The network: 2 x 10 bytes through the box's link. Inside: 60 bytes of each worker.
+    assert free.late_W.tolist() == pytest.approx([0.2, 0.2])
+    assert slow.late_W.tolist() == pytest.approx([3.0, 3.0])
+    # A ring of two passes 40 bytes once each way, on both inside links at the same time.
+    assert free.allreduce_s == 0
+    assert slow.allreduce_s == pytest.approx(2.0)
+    assert free.total_s == pytest.approx(0.2)
+    assert slow.total_s == pytest.approx(5.0)
+
+
+def test_links_inside_a_host_are_busy_at_a_cost() -> None:
+    traffic = replace(through_both_shards(), hot_rows=1, hot_bytes=8)
+    network = 2 * 10 / 100
+    assert transmission_cost(traffic, one_box(np.inf)) == pytest.approx(network)
+    # 60 bytes of each worker; all-reduced, 8 bytes out and in at each worker.
+    assert transmission_cost(traffic, one_box(20.0)) == pytest.approx(network + 6 + 2 * 16 / 20)
+
+
+def test_ring_over_hosts_waits_for_its_slowest_link() -> None:
+    hosts = (Host("a", 100.0, 100.0, inside_bytes_s=5.0), Host("b", 100.0, 100.0))
+    cluster = Cluster(hosts, (Worker(0), Worker(0), Worker(1)), (1,))
+    # Each link carries 2 (n - 1) / n = 4/3 times the bytes.
+    assert allreduce_seconds(30.0, cluster, with_rows=True) == pytest.approx(8.0)
+    fast = replace(cluster, hosts=(replace(hosts[0], inside_bytes_s=1000.0), hosts[1]))
+    assert allreduce_seconds(30.0, fast, with_rows=True) == pytest.approx(0.4)

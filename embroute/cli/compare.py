@@ -84,7 +84,7 @@ def compare_command(
     comparison = measure_comparison(chosen, Dataset(data, source), options)
     results, job, tables = comparison.report.results, comparison.job, console()
     tables.print(comparison_table(results, job, data))
-    if len(job.setup.cluster.used_hosts) == 1:
+    if job.setup.cluster.moves_for_free:
         tables.print("all workers and shards are on one host: no link carries rows, at no cost")
     for sentence in remarks(results, job):
         tables.print(sentence, highlight=False, markup=False)

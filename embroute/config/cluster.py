@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,12 +17,17 @@ GIGABIT = 1e9 / 8  # bytes per second
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and its link to the network. Bytes between ranks of one host use no link."""
+    """A machine and its link to the network.
+
+    `inside_bytes_s`: rate of each rank's link to the other ranks of the host, such as NVLink or
+    PCIe, in each direction. By default bytes inside a host take no time.
+    """
 
     name: str
     up_bytes_s: float
     down_bytes_s: float
     latency_s: float = 0.0
+    inside_bytes_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,16 @@ class Cluster:
         slower = [min(host.up_bytes_s, host.down_bytes_s) for host in self.hosts]
         return np.array(slower)[self.host_W]
 
+    @cached_property
+    def inside_bytes_s_W(self) -> F64:
+        """Bandwidth of each worker's link to the other ranks of its host."""
+        return np.array([host.inside_bytes_s for host in self.hosts])[self.host_W]
+
+    @property
+    def moves_for_free(self) -> bool:
+        """Whether all workers and shards are on one host whose inside links take no time."""
+        return len(self.used_hosts) == 1 and bool(np.isinf(self.inside_bytes_s_W).all())
+
     @property
     def fastest_first(self) -> npt.NDArray[np.intp]:
         """Workers by bandwidth; workers with equal links by compute time."""
@@ -125,6 +141,13 @@ def colocated(n: int) -> Cluster:
     return Cluster(hosts, tuple(Worker(i) for i in range(n)), tuple(range(n)))
 
 
+def box(n: int) -> Cluster:
+    """All workers on one host with fast links inside (NVLink 2), the shard on another host."""
+    network = 100 * GIGABIT
+    hosts = (Host("shard", network, network), Host("box", network, network, 0.0, 1200 * GIGABIT))
+    return Cluster(hosts, (Worker(1),) * n, (0,))
+
+
 def uniform_cluster(num_workers: int, num_shards: int) -> Cluster:
     """A separate host for every worker and every shard, all links at 10 Gbit/s."""
     names = [f"shard{i}" for i in range(num_shards)] + [f"worker{i}" for i in range(num_workers)]
@@ -138,4 +161,5 @@ CLUSTER_PRESETS: Mapping[str, Callable[[int], Cluster]] = {
     "dc": datacenter,
     "uneven": uneven,
     "colo": colocated,
+    "box": box,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def _check_keys(where: str, mapping: Mapping[str, object], names: set[str]) -> N
 def _read_host(path: Path, name: str, value: object) -> Host:
     where = f"{path}: hosts: {name}"
     keys = _mapping(where, value)
-    _check_keys(where, keys, {"link", "up", "down", "latency"})
+    _check_keys(where, keys, {"link", "up", "down", "latency", "inside"})
     link = keys.get("link")
     rates = []
     for side in ("up", "down"):
@@ -109,7 +110,11 @@ def _read_host(path: Path, name: str, value: object) -> Host:
         _check_range(f"{where}: {side}", keys.get(side, link), rates[-1], _RATE, " bytes a second")
     latency = _quantity(f"{where}: latency", keys.get("latency", "0s"), _TIMES)
     _check_range(f"{where}: latency", keys.get("latency"), latency, _LATENCY, " seconds")
-    return Host(name, rates[0], rates[1], latency)
+    inside = math.inf
+    if "inside" in keys:
+        inside = _quantity(f"{where}: inside", keys["inside"], _RATES)
+        _check_range(f"{where}: inside", keys["inside"], inside, _RATE, " bytes a second")
+    return Host(name, rates[0], rates[1], latency, inside)
 
 
 def _host_index(where: str, hosts: Sequence[Host], name: object) -> int:
@@ -222,6 +227,11 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
             "down": f"{8e-6 * host.down_bytes_s:.12g} mbit",
             "latency": f"{host.latency_s:.12f}s",
         }
+        | (
+            {}
+            if math.isinf(host.inside_bytes_s)
+            else {"inside": f"{8e-6 * host.inside_bytes_s:.12g} mbit"}
+        )
         for host in cluster.hosts
     }
     workers = [{"host": names[w.host], "slowness": w.slowness} for w in cluster.workers]

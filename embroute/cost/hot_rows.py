@@ -71,7 +71,8 @@ def predict_hot(draws: Draws, threshold: int, cluster: Cluster, row_bytes: float
         free *= (counts[in_hot].sum() / total) ** lookups
         reduced += expected_distinct(counts[in_hot], workers * samples * lookups, total)
         cold += expected_distinct(counts[~in_hot], samples * lookups, total)
-    slowest = float(cluster.bytes_s_W.min())
+    # Workers of a host share its link.
+    slowest = float((cluster.bytes_s_W / np.bincount(cluster.host_W)[cluster.host_W]).min())
     shard = min(
         min(cluster.hosts[k].up_bytes_s, cluster.hosts[k].down_bytes_s) for k in cluster.shards
     )

@@ -11,24 +11,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embroute.config.cluster import Cluster
+from embroute.cost.inside import (
+    PULLS,
+    PUSHES,
+    inside_cost_W,
+    inside_seconds_W,
+    ring_seconds,
+    ring_share_W,
+)
 from embroute.cost.pipeline import PhaseTimes, best_overlap
 from embroute.kernels.array_types import F64, I64
 from embroute.kernels.codes import (
     EARLY,
-    EVICT_PUSH,
     LATE,
     LAZY,
     MAX_CHUNKS,
-    MISS_PULL,
-    STALE_PULL,
-    UPDATE_PUSH,
     URGENT,
 )
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 4  # a slot, an offset or an entry of a list in a plan
 KIND_NAMES = ("miss_pull", "stale_pull", "update_push", "evict_push")
-PULLS, PUSHES = (MISS_PULL, STALE_PULL), (UPDATE_PUSH, EVICT_PUSH)
 SHORT_SUM_S = 0.02e-3  # time on the shard's link that the sum of dense gradients may always take
 MIN_CHUNK_S = 0.25e-3  # time of a chunk of urgent pushes or late pulls, on the slowest link
 
@@ -108,10 +111,17 @@ def allreduce_share_W(cluster: Cluster, with_rows: bool) -> F64:
     return np.full(n, 2 * (n - 1) / n)
 
 
+def allreduce_sends_W(cluster: Cluster, with_rows: bool) -> F64:
+    """How many times each worker sends, and receives, the summed bytes over a link with a rate."""
+    inside_W = np.where(np.isinf(cluster.inside_bytes_s_W), 0.0, ring_share_W(cluster))
+    return np.maximum(allreduce_share_W(cluster, with_rows), inside_W)
+
+
 def allreduce_cost_W(hot_bytes: float, cluster: Cluster) -> F64:
-    """Seconds each worker's link is busy with all-reduced rows, both directions added."""
+    """Seconds each worker's links are busy with all-reduced rows, both directions added."""
     up, down = link_rates(cluster)
-    return allreduce_share_W(cluster, with_rows=True) * hot_bytes * (1 / up + 1 / down)
+    inside_W = 2 * ring_share_W(cluster) / cluster.inside_bytes_s_W
+    return hot_bytes * (allreduce_share_W(cluster, with_rows=True) * (1 / up + 1 / down) + inside_W)
 
 
 def allreduce_seconds(size: float, cluster: Cluster, with_rows: bool) -> float:
@@ -122,7 +132,8 @@ def allreduce_seconds(size: float, cluster: Cluster, with_rows: bool) -> float:
     share_W = allreduce_share_W(cluster, with_rows)
     if reduces_at_shard(cluster, with_rows):
         return float((share_W * size / link_rates(cluster)[1]).max())
-    return float(share_W.max() * size / cluster.bytes_s_W.min())
+    network_s = float(share_W.max() * size / cluster.bytes_s_W.min())
+    return max(network_s, ring_seconds(size, cluster))
 
 
 def link_rates(cluster: Cluster) -> tuple[F64, F64]:
@@ -139,12 +150,12 @@ def shard_rate(cluster: Cluster) -> float:
 
 
 def transfer_cost_W(bytes_WKI: I64, cluster: Cluster) -> F64:
-    """Seconds each worker's link is busy with rows to and from shards, both directions added."""
+    """Seconds each worker's links are busy with rows to and from shards, both directions added."""
     crossing_WI = (bytes_WKI * cluster.crosses_WK[:, :, None]).sum(1)
     up, down = link_rates(cluster)
     pull_s: F64 = crossing_WI[:, list(PULLS)].sum(1) / down
     push_s: F64 = crossing_WI[:, list(PUSHES)].sum(1) / up
-    return pull_s + push_s
+    return pull_s + push_s + inside_cost_W(bytes_WKI, cluster)
 
 
 def transmission_cost(traffic: Traffic, cluster: Cluster) -> float:
@@ -288,6 +299,13 @@ def _shard_seconds(traffic: Traffic, cluster: Cluster, by_shard: bool) -> float:
     return float(busy_H[list(cluster.shards)].max())
 
 
+def _phase_seconds_W(traffic: Traffic, cluster: Cluster, phase: int, chunks: int) -> F64:
+    """Time of one chunk of a phase on each worker's links: of its host, and inside its host."""
+    up_H, down_H = _host_bytes(traffic, cluster, (phase,))
+    network_W = _link_seconds(up_H / chunks, down_H / chunks, cluster)[cluster.host_W]
+    return np.maximum(network_W, inside_seconds_W(traffic.bytes_WKIP, cluster, (phase,)) / chunks)
+
+
 def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
     """The time of a step:
 
@@ -300,14 +318,14 @@ def step_time(traffic: Traffic, cluster: Cluster) -> StepTime:
     early_up, early_down = _host_bytes(traffic, cluster, (EARLY, LAZY))
     control_up, control_down = _control_bytes(traffic, cluster)
     early_H = _link_seconds(early_up + control_up, early_down + control_down, cluster)
-    urgent, late = (_host_bytes(traffic, cluster, (phase,)) for phase in (URGENT, LATE))
+    inside_W = inside_seconds_W(traffic.bytes_WKIP, cluster, (EARLY, LAZY))
+    early_W = np.maximum(early_H[cluster.host_W], inside_W)
     # Of urgent and of late transfers: all of them, then one chunk.
-    waited_for = [
-        _link_seconds(up_H / chunks, down_H / chunks, cluster)
-        for up_H, down_H in (urgent, late)
+    urgent_W, first_W, late_W, last_W = (
+        _phase_seconds_W(traffic, cluster, phase, chunks)
+        for phase in (URGENT, LATE)
         for chunks in (1, traffic.chunks)
-    ]
-    early_W, urgent_W, first_W, late_W, last_W = (t[cluster.host_W] for t in (early_H, *waited_for))
+    )
     by_shard, ring_s = reduces_at_shard(cluster, traffic.hot_bytes > 0), 0.0
     sum_up_W, sum_down_W = np.zeros_like(late_W), np.zeros_like(late_W)
     if by_shard:

@@ -138,9 +138,10 @@ class Setup:
 
     @cached_property
     def row_seconds_AW(self) -> F64:
-        """Seconds to move one row, value and state, over a worker's link."""
-        crosses = self.cluster.crosses_WK.mean(1)
-        return np.outer(self.record_bytes_XA[VALUE_STATE], crosses / self.cluster.bytes_s_W)
+        """Seconds to move one row, value and state, between a worker and the shards."""
+        cluster, crosses_W = self.cluster, self.cluster.crosses_WK.mean(1)
+        byte_s_W = crosses_W / cluster.bytes_s_W + (1 - crosses_W) / cluster.inside_bytes_s_W
+        return np.outer(self.record_bytes_XA[VALUE_STATE], byte_s_W)
 
     def quotas(self, num_samples: int) -> I64:
         """Samples of each worker: by shares, the remainder to the largest fractions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embroute.cost.step_time import KIND_NAMES, allreduce_cost_W, allreduce_share_W, transfer_cost_W
+from embroute.cost.step_time import KIND_NAMES, allreduce_cost_W, allreduce_sends_W, transfer_cost_W
 from embroute.kernels.codes import UPDATE_PUSH
 from embroute.planner.bounds import Bound
 from embroute.policies.catalog import LOWER_BOUND
@@ -65,7 +65,7 @@ def _worker_results(outcome: Outcome) -> tuple[WorkerResult, ...]:
     all_bytes_WKI[:, :, UPDATE_PUSH] += outcome.drain_bytes_WK
     cost_W = transfer_cost_W(all_bytes_WKI, cluster)
     cost_W = cost_W + allreduce_cost_W(traffic.hot_bytes, cluster)
-    crossings_W = 2 * allreduce_share_W(cluster, traffic.hot_bytes > 0)  # out of, and into, a link
+    crossings_W = 2 * allreduce_sends_W(cluster, traffic.hot_bytes > 0)  # out of, and into, a link
     results = []
     for w, worker in enumerate(outcome.workers):
         rows = dict(zip(KIND_NAMES, map(int, rows_WI[w]), strict=True))

@@ -20,7 +20,7 @@ from embroute.config.cluster import Cluster
 from embroute.cost.step_time import (
     MIN_CHUNK_S,
     StepTime,
-    allreduce_share_W,
+    allreduce_seconds,
     link_rates,
     shard_rate,
 )
@@ -72,7 +72,7 @@ def _byte_prices(cluster: Cluster) -> _BytePrices:
     # A saving at a link that no worker waits for is no relief: take the fastest link for all.
     return _BytePrices(
         shard_s=crossing / shard_rate(cluster),
-        ring_s=float(allreduce_share_W(cluster, with_rows=True).max()) * slowest_s,
+        ring_s=allreduce_seconds(1.0, cluster, with_rows=True),
         relief_s=crossing * float((1 / up + 1 / down).min()),
         pipelined_relief_s=crossing * float(np.maximum(1 / up, 1 / down).min()),
         slowest_s=slowest_s,
