@@ -264,16 +264,15 @@ def test_room_of_hot_rows_follows_the_option_and_the_cache() -> None:
         hot_room(setup, Size(0.6, "share"))
 
 
-def test_fae_budget_in_bytes_sets_a_threshold_of_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fae_budget_in_bytes_bounds_the_hot_set(monkeypatch: pytest.MonkeyPatch) -> None:
     # Rows of 16 bytes; the one table is above 1 MB.
     monkeypatch.setattr("embroute.policies.regroup.FAE_BUDGET_BYTES", 5 * 16)
     setup = Setup(schema_of(300_000), open_cluster("dc-2"), 4, 8, cache=Size(1, "share"))
     counts_R = np.zeros(300_000, np.int64)
     counts_R[[7, 100, 9, 4]] = [8, 5, 5, 3]
     assert by_count(None)(counts_R, setup).tolist() == [4, 7, 9, 100]
-    # Six rows do not fit. Three rows have the lowest count, and none of them is preferred.
-    counts_R[[1, 2]] = 3
-    assert by_count(None)(counts_R, setup).tolist() == [7, 9, 100]
+    counts_R[[5, 6]] = [3, 4]
+    assert by_count(None)(counts_R, setup).tolist() == [4, 6, 7, 9, 100]
 
 
 def test_small_table_that_does_not_fit_whole_competes_by_counts() -> None:

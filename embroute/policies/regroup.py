@@ -194,10 +194,7 @@ def hot_room(setup: Setup, hot: Size | None) -> HotRoom:
 
 
 def _most_accessed(counts_R: I64, setup: Setup, room: HotRoom) -> I64:
-    """Every row with at least the lowest count for which they fit, the most accessed first.
-
-    Of an arena with fewer slots, rows of that count may be left out.
-    """
+    """The most accessed rows that fit, in this order; of rows with equal counts the first."""
     accessed = np.flatnonzero(counts_R)
     ordered = accessed[np.argsort(-counts_R[accessed], kind="stable")].astype(np.int64)
     arena = setup.arena_of(ordered)
@@ -206,11 +203,7 @@ def _most_accessed(counts_R: I64, setup: Setup, room: HotRoom) -> I64:
         fits[np.flatnonzero(arena == a)[:slots]] = True
     ordered, arena = ordered[fits], arena[fits]
     row_bytes = np.cumsum(setup.record_bytes_XA[VALUE_STATE][arena])
-    kept = int(np.searchsorted(row_bytes, room.budget_bytes, side="right"))
-    if kept < len(ordered):
-        # Rows with the count of the first row that does not fit stay out together.
-        kept = int((counts_R[ordered] > counts_R[ordered[kept]]).sum())
-    return ordered[:kept]
+    return ordered[: np.searchsorted(row_bytes, room.budget_bytes, side="right")]
 
 
 def _small_tables(setup: Setup, room: HotRoom) -> tuple[I64, HotRoom]:
