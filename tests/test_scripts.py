@@ -40,6 +40,13 @@ def said(output: str) -> dict[str, list[str]]:
     return found
 
 
+def failed(script: Path, change: str) -> tuple[str, dict[str, list[str]]]:
+    """The output of a script that fails with this change, and the last words of each rank."""
+    code, output = finish(start(script, change), 60)
+    assert code != 0
+    return output, said(output)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("killed", ["coordinator", "shard0", "worker1"])
 def test_every_rank_names_the_killed_rank(killed: str, tmp_path: Path) -> None:
@@ -61,9 +68,7 @@ def test_every_rank_names_the_killed_rank(killed: str, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
     broken = 'if step == 60 and ready.session.rank.name == "worker1":\n            oops()\n        '
-    code, output = finish(start(tmp_path / "script.py", broken), 60)
-    assert code != 0
-    lines = said(output)
+    output, lines = failed(tmp_path / "script.py", broken)
     assert lines.pop("worker1") == ["NameError: name 'oops' is not defined"]
     assert output.count("NameError: name 'oops' is not defined") == 2  # traceback, last line
     assert [len(reasons) for reasons in lines.values()] == [1, 1, 1], output
@@ -74,9 +79,7 @@ def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
     left = "if step == 60:\n            break\n        "
-    code, output = finish(start(tmp_path / "script.py", left), 60)
-    assert code != 0
-    lines = said(output)
+    output, lines = failed(tmp_path / "script.py", left)
     assert sorted(lines) == sorted(rank_names(2, 1)), output
     for worker in ("worker0", "worker1"):
         (reason,) = lines[worker]

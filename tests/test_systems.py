@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -12,7 +10,7 @@ import pytest
 
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size, parse_call
-from embroute.data.batch import Batch, Source, concat, one_hot
+from embroute.data.batch import ArraySource, Source, concat, one_hot
 from embroute.data.online_retail import RetailSource
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.synthetic.generator import open_preset
@@ -26,22 +24,7 @@ BLOCK = "dispatch=block sync=on-demand evict=lru"
 TRACES = ["retail", pytest.param("criteo", marks=pytest.mark.full)]
 
 
-@dataclass(frozen=True)
-class Trace:
-    """Samples in memory as a source."""
-
-    schema: Schema
-    batch: Batch
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.batch)
-
-    def chunks(self) -> Iterator[Batch]:
-        yield self.batch
-
-
-def cut_preset(samples: int) -> Trace:
+def cut_preset(samples: int) -> ArraySource:
     """The first samples of the synthetic Criteo log; the tables hold only ids that occur."""
     source = open_preset(parse_call(f"criteo-kaggle(samples={samples})"))
     rows_SF = concat(list(source.chunks())).rows.reshape(samples, -1)
@@ -52,7 +35,7 @@ def cut_preset(samples: int) -> Trace:
         first += len(ids)
         tables.append(Table(table.name, len(ids)))
     fields = tuple(Field(table.name, number) for number, table in enumerate(tables))
-    return Trace(Schema(tuple(tables), fields), one_hot(rows_SF))
+    return ArraySource(Schema(tuple(tables), fields), one_hot(rows_SF))
 
 
 @cache
