@@ -20,9 +20,9 @@ from embroute.cost.expected import (
     alone_share,
     drawn_probability,
     expected_touches,
+    pushed_at_once,
     residence,
     vanilla,
-    write_through,
 )
 from embroute.kernels.array_types import F64, Bools
 
@@ -147,7 +147,7 @@ def fae(demand: Demand, hot: HotSet, cache_rows: float, turn: Turn) -> Expected:
         on_hot, on_cold = _split_demand(demand, hot, True)
         a_C, rows_C = on_cold.touched()
         stay = residence(a_C, rows_C, cache_rows)
-        kept = write_through(Law(a_C, rows_C), demand.workers, stay)
+        kept = pushed_at_once(Law(a_C, rows_C), demand.workers, stay)
         rows[:3] += cold_steps * np.array([kept.miss, kept.stale, kept.update])
         stale, update, refilled = _hot_in_cold(on_hot, cold_steps)
         rows[1:3] += (stale + (refilled if hot_steps > 0 else 0.0), update)

@@ -105,7 +105,7 @@ def alone_share(a_C: F64, workers: int) -> F64:
     return alone
 
 
-def write_through(touched: Law, workers: int, stay: float) -> Expected:
+def pushed_at_once(touched: Law, workers: int, stay: float) -> Expected:
     """Rows of a cache whose copies stay for some steps; every update is pushed.
 
     A copy is fresh if no other worker touched its row in the g steps since its own last touch:
@@ -130,7 +130,7 @@ def vanilla(demand: Demand, cache_rows: float, age: float = math.inf) -> Expecte
     """
     a_C, rows_C = demand.touched()
     stay = min(residence(a_C, rows_C, cache_rows), age)
-    return write_through(Law(a_C, rows_C), demand.workers, stay)
+    return pushed_at_once(Law(a_C, rows_C), demand.workers, stay)
 
 
 def waited_rows(demand: Demand) -> tuple[float, float]:
