@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embroute.cli.main import cli
+from embroute.config.run_options import DEFAULT_POLICY
 from embroute.report.comparison_table import rough
 from embroute.simulator.step_table import STEP_COLUMNS
 
@@ -237,6 +238,12 @@ def test_compare_output_fits_80_columns_without_colours(arguments: tuple[str, ..
     assert "\x1b" not in result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "…" not in result.output  # nothing is cut
+
+
+def test_the_default_policy_of_train_stays_in_one_line_of_80_columns() -> None:
+    result = run("compare", "--policies", DEFAULT_POLICY, "--steps", "12")
+    assert any(line.split()[:1] == [DEFAULT_POLICY] for line in result.stdout.splitlines())
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_compare_says_that_one_host_has_no_transfers(tmp_path: Path) -> None:
