@@ -126,6 +126,20 @@ def test_embroute_run_starts_a_script_and_prints_one_reason(tmp_path: Path) -> N
     assert said(output) == {"worker1": ["NameError: name 'oops' is not defined"]}
 
 
+@pytest.mark.parametrize("flag", ["", "--quiet"])
+def test_options_behind_a_script_are_its_own_and_run_ends_with_a_next_command(
+    flag: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(os.environ['RANK'], *sys.argv[1:], flush=True)")
+    ours = [sys.executable, "-m", "embroute", "run", "--shards", "1", *([flag] if flag else [])]
+    code, output = finish(begin([*ours, str(script), "--workers", "3", "-q"]))
+    assert code == 0, output
+    after = f"next: torchrun --nproc-per-node 4 {script} --workers 3 -q"
+    ranks = [f"{rank} --workers 3 -q" for rank in range(4)]
+    assert sorted(output.splitlines()) == ranks + ([] if flag else [after])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
