@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from embroute.launch.exit import NOTICE_S, OWN_ERROR, TRY_AGAIN
+from embroute.launch.process import NOTICE_S, OWN_ERROR, TRY_AGAIN
 from embroute.launch.rank import rank_names
 from tests.processes import TORCHRUN, begin, finish, pid_of
 from tests.test_example import ROUTED
@@ -90,7 +90,7 @@ def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
 
 def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
     """Exit code and output of an idle process after a signal."""
-    ours = "from embroute.launch.exit import install_exit_hooks as hooks; hooks('worker0')"
+    ours = "from embroute.launch.process import install_exit_hooks as hooks; hooks('worker0')"
     lines = ["import signal, time", before, ours, "print('here', flush=True)", "time.sleep(60)"]
     run = begin([sys.executable, "-c", "\n".join(lines)])
     assert run.stdout is not None
@@ -131,13 +131,13 @@ def test_options_behind_a_script_are_its_own_and_run_ends_with_a_next_command(
     flag: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import os, sys; print(os.environ['RANK'], *sys.argv[1:], flush=True)")
+    script.write_text("import os, sys; open(sys.argv[-1] + os.environ['RANK'], 'x')")
     ours = [sys.executable, "-m", "embroute", "run", "--shards", "1", *([flag] if flag else [])]
-    code, output = finish(begin([*ours, str(script), "--workers", "3", "-q"]))
+    code, output = finish(begin([*ours, str(script), "--workers", "3", "-q", str(tmp_path / "r")]))
     assert code == 0, output
-    after = f"next: torchrun --nproc-per-node 4 {script} --workers 3 -q"
-    ranks = [f"{rank} --workers 3 -q" for rank in range(4)]
-    assert sorted(output.splitlines()) == ranks + ([] if flag else [after])
+    after = f"next: torchrun --nproc-per-node 4 {script} --workers 3 -q {tmp_path / 'r'}\n"
+    assert output == ("" if flag else after)
+    assert sorted(path.name for path in tmp_path.glob("r*")) == ["r0", "r1", "r2", "r3"]
 
 
 @pytest.mark.parametrize(
