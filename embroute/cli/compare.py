@@ -37,7 +37,7 @@ from embroute.cli.outputs import (
 from embroute.config.data_options import DataOptions
 from embroute.config.option_model import Group
 from embroute.config.progress import progress_bar
-from embroute.config.run_options import JobOptions, RunConfig
+from embroute.config.run_options import DEFAULT_POLICY, JobOptions, RunConfig
 from embroute.config.signature import first_line, options_of
 from embroute.data.batch import Source
 from embroute.policies.catalog import SYSTEMS, policy_of
@@ -161,6 +161,6 @@ def simulate_command(
     _tell_missing(source, len(reports), job)
     if csv_path is not None:
         tell_written(csv_path, f" ({len(reports)} steps)")
-    rivals = f"vanilla,{policy}" if policy != "vanilla" else "vanilla,embroute"
+    rivals = f"vanilla,{policy}" if policy != "vanilla" else f"vanilla,{DEFAULT_POLICY}"
     words = [*data_words(data, data_options), "--policies", rivals, *changed_words(options)]
     tell_next("embroute", "compare", *words)
