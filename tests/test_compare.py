@@ -271,7 +271,7 @@ def cells(output: str, name: str) -> list[str]:
 def test_compare_table_shows_ratios_to_vanilla(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ("--policies", "herald,het(5),fae,lower-bound", *SHORT, "--json", str(path))
-    output = run("compare", *arguments).output
+    output = run("compare", *arguments).stdout
     policies = json.loads(path.read_text())["policies"]
     vanilla = policies["vanilla"]
     for name, mark in (("herald", ""), ("het(5)", "*"), ("fae", "~"), ("lower-bound", "")):
