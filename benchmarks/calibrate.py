@@ -218,15 +218,15 @@ def kept() -> list[str]:
 
 
 def fitted_laws() -> None:
-    """Print every field that has facts as the presets write it."""
+    """Print every field that has facts as field_laws.csv has it."""
     sides = "uict"
     for preset, facts in FACTS.items():
-        print(preset)
         for law in LOG_PRESETS[preset].fields:
             if law.name in facts:
                 found = fit(law, LOG_PRESETS[preset].knobs, facts[law.name])
+                names = (preset, found.name, found.num_rows, sides[found.side])
                 shape = (found.exponent, found.offset, found.tail, found.top)
-                print(found.name, found.num_rows, sides[found.side], *shape, flush=True)
+                print(*names, *shape, sep=",", flush=True)
 
 
 HEADINGS = ("preset", "field", "fact", "published", "ours", "ratio", "source")

@@ -45,6 +45,23 @@ def source_rows() -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     return workload.source().schema.first_rows[:-1]
 
 
+def _step(
+    model: nn.Module, loss: torch.Tensor, optimizer: torch.optim.Optimizer, clock: Clock
+) -> None:
+    """The end of a step of data-parallel ranks."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    sum_gradients(model)
+    optimizer.step()
+    clock.tick()
+
+
+def _left(clock: Clock) -> Result:
+    """The result of a rank that leaves its group."""
+    dist.barrier()
+    dist.destroy_process_group()
+    return clock.result()
+
+
 def dense(case: Case) -> Result:
     """The dense part alone, over one leaf tensor that every step reuses."""
     dist.init_process_group("gloo")
@@ -56,13 +73,8 @@ def dense(case: Case) -> Result:
     for samples, _ in _share(case):
         optimizer.zero_grad()
         leaf.grad = None
-        loss_of(model, samples).backward()  # type: ignore[no-untyped-call]
-        sum_gradients(model)
-        optimizer.step()
-        clock.tick()
-    dist.barrier()
-    dist.destroy_process_group()
-    return clock.result()
+        _step(model, loss_of(model, samples), optimizer, clock)
+    return _left(clock)
 
 
 def plain(case: Case) -> Result:
@@ -186,13 +198,8 @@ def torchrec(case: Case) -> Result:
         optimizer.zero_grad()
         pooled = tables(KeyedJaggedTensor(keys, values, lengths=lengths)).values()
         given.vectors = pooled.reshape(case.batch, -1, workload.DIM)
-        loss_of(model, samples).backward()  # type: ignore[no-untyped-call]
-        sum_gradients(model)
-        optimizer.step()
-        clock.tick()
-    dist.barrier()
-    dist.destroy_process_group()
-    return clock.result()
+        _step(model, loss_of(model, samples), optimizer, clock)
+    return _left(clock)
 
 
 def _collection(sharding: str) -> tuple[nn.Module, object, object]:

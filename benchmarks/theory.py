@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks import expected_systems as systems
+from benchmarks.expected_systems import HotSet
 from benchmarks.record import markdown, record
 from benchmarks.sanity import opened_traces
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size
 from embroute.cost import expected
-from embroute.cost.expected import Demand, Expected, HotSet, Law
+from embroute.cost.expected import Demand, Expected, Law
 from embroute.data.batch import ArraySource, Source
 from embroute.kernels.array_types import I64
 from embroute.planner.interfaces import Policy
@@ -87,18 +89,18 @@ def predicted(policy: str, trace: Trace, source: ArraySource) -> Expected:
     """Expected traffic from access counts and the hot set that the policy chose."""
     demand, cache = trace.demand(), trace.rows(CACHE)
     if policy == "nocache":
-        return expected.nocache(demand)
+        return systems.nocache(demand)
     if policy == "vanilla":
         return expected.vanilla(demand, cache)
     if policy.startswith("het"):
-        return expected.het(demand, cache, 10)
+        return systems.het(demand, cache, 10)
     hot_R = start_simulation(trace.policy(policy), trace.job(source)).memory(HotRows).hot_R
     hot = HotSet(tuple(np.split(hot_R, source.schema.first_rows[1:-1])))
     if policy == "scars":
-        return expected.scars(demand, hot)
-    share = expected.free_share(demand, hot)
-    return expected.fae(
-        demand, hot, cache - hot_R.sum(), expected.Turn(TURN * (1 - share), TURN * share)
+        return systems.scars(demand, hot)
+    share = systems.free_share(demand, hot)
+    return systems.fae(
+        demand, hot, cache - hot_R.sum(), systems.Turn(TURN * (1 - share), TURN * share)
     )
 
 

@@ -167,7 +167,10 @@ class Trained:
 
 
 def plain(
-    optimizer: str, stream: Sequence[Batch], made: Callable[[], Model] = new_model
+    optimizer: str,
+    stream: Sequence[Batch],
+    made: Callable[[], Model] = new_model,
+    after_backward: Callable[[Model, Batch], None] = lambda model, batch: None,
 ) -> Trained:
     """Train in single-process torch on the same batches."""
     model = made()
@@ -180,6 +183,7 @@ def plain(
         for one in optimizers:
             one.zero_grad()
         loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        after_backward(model, batch)
         nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
         for one in optimizers:
             one.step()

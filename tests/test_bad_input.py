@@ -150,6 +150,12 @@ def run(
     return run_in_process(2, 1, lambda rank: train(rank, stream, optimizer, settings))
 
 
+def break_off(settings: Settings, stream: Sequence[Batch] | None = None) -> None:
+    """Let the loader of a run fail before step 47."""
+    with pytest.raises(OSError, match="clicks"):
+        run(settings, Broken(stream or batches(2, STEPS), 47))
+
+
 def assert_goes_on(settings: Settings, folder: Path, step: int) -> None:
     """Assert that the checkpoint before the accident is whole and leads to the end of the run."""
     last = latest_checkpoint(folder)
@@ -163,9 +169,15 @@ def assert_goes_on(settings: Settings, folder: Path, step: int) -> None:
 
 def test_resume_after_a_loader_error_is_exact(tmp_path: Path) -> None:
     settings = saving(tmp_path)
-    with pytest.raises(OSError, match="clicks"):
-        run(settings, Broken(batches(2, STEPS), 47))
+    break_off(settings)
     assert_goes_on(settings, tmp_path, 40)
+
+
+def assert_refused_once(settings: Settings, stream: Sequence[Batch], message: str) -> None:
+    """Assert that a batch is refused, and that a run without it goes on from the checkpoint."""
+    with pytest.raises(ValueError, match=message):
+        run(settings, stream)
+    assert_goes_on(settings, Path(settings["checkpoint"]), 40)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -174,10 +186,8 @@ def test_non_finite_loss_is_refused_and_resume_is_exact(value: float, tmp_path: 
     ages = stream[47]["age"].clone()
     ages[3] = value
     stream[47] = {**stream[47], "age": ages}
-    told = r"step 47: (the loss is nan|the gradients are not finite); lower the learning rate"
-    with pytest.raises(ValueError, match=told):
-        run(settings, stream)
-    assert_goes_on(settings, tmp_path, 40)
+    message = r"step 47: (the loss is nan|the gradients are not finite); lower the learning rate"
+    assert_refused_once(settings, stream, message)
 
 
 def test_too_small_cache_is_refused_and_resume_is_exact(tmp_path: Path) -> None:
@@ -185,9 +195,7 @@ def test_too_small_cache_is_refused_and_resume_is_exact(tmp_path: Path) -> None:
     settings, stream = saving(tmp_path, "vanilla"), batches(2, STEPS)
     stream[47] = {**stream[47], "tags": torch.arange(len(stream[47]["tags"])) % 25}
     needed = r"--cache 0.8: worker 1 needs 2\d rows of width 8 in step 47, its cache holds 20"
-    with pytest.raises(ValueError, match=needed):
-        run(settings, stream)
-    assert_goes_on(settings, tmp_path, 40)
+    assert_refused_once(settings, stream, needed)
 
 
 def test_default_cache_holds_every_step_and_resume_is_exact(tmp_path: Path) -> None:
@@ -196,16 +204,14 @@ def test_default_cache_holds_every_step_and_resume_is_exact(tmp_path: Path) -> N
     del settings["cache"]
     stream[47] = {**stream[47], "tags": torch.arange(len(stream[47]["tags"])) % 25}
     whole = run({**settings, "checkpoint": tmp_path / "whole"}, stream)
-    with pytest.raises(OSError, match="clicks"):
-        run(settings, Broken(stream, 47))
+    break_off(settings, stream)
     resumed = run({**settings, "resume": True}, stream)
     assert resumed["worker0"].losses == whole["worker0"].losses[40:]
 
 
 def test_resume_with_another_cache_size_is_exact(tmp_path: Path) -> None:
     settings = saving(tmp_path)
-    with pytest.raises(OSError, match="clicks"):
-        run(settings, Broken(batches(2, STEPS), 47))
+    break_off(settings)
     settings["cache"] = 1.0
     assert_goes_on(settings, tmp_path, 40)
 
@@ -215,8 +221,7 @@ def test_resume_with_another_cache_size_trains_the_remaining_steps(
     policy: str, tmp_path: Path
 ) -> None:
     settings = saving(tmp_path, policy)
-    with pytest.raises(OSError, match="clicks"):
-        run(settings, Broken(batches(2, STEPS), 47))
+    break_off(settings)
     settings["cache"] = 1.0
     assert len(run(settings, batches(2, STEPS))["worker1"].losses) == STEPS - 40
 
@@ -224,8 +229,7 @@ def test_resume_with_another_cache_size_trains_the_remaining_steps(
 @pytest.mark.parametrize("name", marked_full(FILES, ["shard0"]))
 def test_resume_refuses_a_truncated_checkpoint_and_keeps_it(name: str, tmp_path: Path) -> None:
     settings = saving(tmp_path)
-    with pytest.raises(OSError, match="clicks"):
-        run(settings, Broken(batches(2, STEPS), 47))
+    break_off(settings)
     file = tmp_path / "step-00000040" / f"{name}.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
@@ -239,8 +243,7 @@ def test_resume_refuses_a_truncated_checkpoint_and_keeps_it(name: str, tmp_path:
 @pytest.mark.parametrize("name", marked_full(FILES, ["planner"]))
 def test_resume_refuses_a_checkpoint_with_a_flipped_bit(name: str, tmp_path: Path) -> None:
     settings = saving(tmp_path)
-    with pytest.raises(OSError, match="clicks"):
-        run(settings, Broken(batches(2, STEPS), 47))
+    break_off(settings)
     file = tmp_path / "step-00000040" / f"{name}.safetensors"
     whole = bytearray(file.read_bytes())
     whole[-9] ^= 4

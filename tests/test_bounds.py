@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -14,13 +13,12 @@ from hypothesis import strategies as st
 
 from embroute.config.cluster import Cluster, Host, Worker
 from embroute.config.spec import Size
-from embroute.data.batch import Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.planner.bounds import Bound, kept_uses
 from embroute.planner.setup import Setup
 from embroute.simulator.simulation import Outcome, Workload, measure_named, workload_bound
 from tests.sizes import sized
-from tests.workloads import draw_batches, setups
+from tests.workloads import Samples, draw_batches, setups
 
 Uses = list[set[int]]
 
@@ -42,21 +40,6 @@ EXACT = (
     "dispatch=robin sync=until-last-use(3) evict=lfu",
     "dispatch=herald sync=write-through evict=light-lfu",
 )
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Samples in memory as a source."""
-
-    schema: Schema
-    batches: tuple[Batch, ...]
-
-    @property
-    def num_samples(self) -> int:
-        return sum(map(len, self.batches))
-
-    def chunks(self) -> Iterator[Batch]:
-        yield from self.batches
 
 
 @st.composite

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -89,7 +90,7 @@ def write_checkpoint(
     state.step = step
     files.append(save_planner(part, state, {"epoch": 1, "batch": 4096, "random": [7]}))
     identity = identity_of(sharding, ADAGRAD, dtype, MODEL)
-    manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files), "run")
+    manifest = Manifest(step, "esd(1)", 2, num_shards, identity, tuple(files), "run", time.time())
     return commit(folder, manifest, keep)
 
 

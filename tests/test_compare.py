@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from embroute.cli.main import cli
+from embroute.config.run_options import DEFAULT_POLICY
 from embroute.report.comparison_table import rough
 from embroute.simulator.step_table import STEP_COLUMNS
 
@@ -239,6 +240,12 @@ def test_compare_output_fits_80_columns_without_colours(arguments: tuple[str, ..
     assert "…" not in result.output  # nothing is cut
 
 
+def test_the_default_policy_of_train_stays_in_one_line_of_80_columns() -> None:
+    result = run("compare", "--policies", DEFAULT_POLICY, "--steps", "12")
+    assert any(line.split()[:1] == [DEFAULT_POLICY] for line in result.stdout.splitlines())
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
 def test_compare_says_that_one_host_has_no_transfers(tmp_path: Path) -> None:
     network = tmp_path / "box.yaml"
     network.write_text("hosts: {box: {link: 1 gbit}}\nworkers: [box, box]\nshards: [box]\n")
@@ -264,7 +271,7 @@ def cells(output: str, name: str) -> list[str]:
 def test_compare_table_shows_ratios_to_vanilla(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     arguments = ("--policies", "herald,het(5),fae,lower-bound", *SHORT, "--json", str(path))
-    output = run("compare", *arguments).output
+    output = run("compare", *arguments).stdout
     policies = json.loads(path.read_text())["policies"]
     vanilla = policies["vanilla"]
     for name, mark in (("herald", ""), ("het(5)", "*"), ("fae", "~"), ("lower-bound", "")):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from torch import nn
@@ -12,14 +10,12 @@ from embroute.launch.in_process import run_in_process
 from tests.jobs import (
     CLIP,
     Batch,
-    Trained,
+    Model,
     batches,
-    dense_of,
     gathered,
     loss_of,
     new_model,
-    optimizers_of,
-    schedules_of,
+    plain,
     settings_of,
     train,
 )
@@ -44,27 +40,10 @@ def add_decay(table: nn.Embedding | nn.EmbeddingBag, ids: torch.Tensor) -> None:
             weight.grad[rows] += DECAY * weight[rows]
 
 
-def plain_with_decay(optimizer: str, stream: Sequence[Batch]) -> Trained:
-    """Single-process torch on the same batches; the dense part is clipped to a global norm."""
-    model = new_model()
-    layers: dict[str, nn.Embedding | nn.EmbeddingBag]
-    layers = {"user": model.user, "tags": model.tags, "items": model.items}
-    for layer in layers.values():
-        layer.sparse = optimizer == "adam"
-    optimizers = optimizers_of(optimizer, model)
-    schedules = schedules_of(optimizers)
-    for batch in stream:
-        for one in optimizers:
-            one.zero_grad()
-        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
-        for name, layer in layers.items():
-            add_decay(layer, batch[name])
-        nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
-        for one in optimizers:
-            one.step()
-        for schedule in schedules:
-            schedule.step()
-    return Trained([layer.weight.detach().numpy() for layer in layers.values()], dense_of(model))
+def decayed(model: Model, batch: Batch) -> None:
+    """Add decay to the gradients of the rows that a batch looks up."""
+    for name, layer in (("user", model.user), ("tags", model.tags), ("items", model.items)):
+        add_decay(layer, batch[name])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +53,7 @@ def test_decay_of_touched_rows_equals_plain_torch(optimizer: str, policy: str) -
     settings, stream = settings_of(policy, 3), batches(3, STEPS)
     settings["decay"] = DECAY
     results = run_in_process(3, 2, lambda rank: train(rank, stream, optimizer, settings))
-    gathered(results, 3, 2).assert_equal(plain_with_decay(optimizer, stream))
+    gathered(results, 3, 2).assert_equal(plain(optimizer, stream, after_backward=decayed))
 
 
 def test_gradient_clipping_takes_effect_in_the_test_job() -> None:

@@ -8,10 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from benchmarks import expected_systems as systems
+from benchmarks.expected_systems import HotSet
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size
 from embroute.cost import expected
-from embroute.cost.expected import Demand, Expected, HotSet, Law
+from embroute.cost.expected import Demand, Expected, Law
 from embroute.data.batch import ArraySource, Batch
 from embroute.data.schema import Field, Schema, Table
 from embroute.planner.setup import Setup
@@ -70,7 +72,7 @@ def close(found: Expected, counted: Expected, kinds: tuple[str, ...]) -> None:
 
 
 def test_expected_traffic_of_nocache_is_near_the_simulator() -> None:
-    close(expected.nocache(demand()), simulated("nocache", 0.2), ("miss", "update"))
+    close(systems.nocache(demand()), simulated("nocache", 0.2), ("miss", "update"))
 
 
 @pytest.mark.parametrize("share", [pytest.param(0.05, marks=pytest.mark.full), 0.2])
@@ -81,12 +83,12 @@ def test_expected_traffic_of_vanilla_is_near_the_simulator(share: float) -> None
 
 @pytest.mark.parametrize("bound", [pytest.param(1, marks=pytest.mark.full), 10])
 def test_expected_traffic_of_het_is_near_the_simulator(bound: int) -> None:
-    found = expected.het(demand(), 0.1 * sum(SIZES), bound)
+    found = systems.het(demand(), 0.1 * sum(SIZES), bound)
     close(found, simulated(f"het({bound})", 0.1), ("miss", "stale", "update", "evict"))
 
 
 def test_expected_traffic_of_het_0_equals_vanilla() -> None:
-    assert expected.het(demand(), 900, 0) == expected.vanilla(demand(), 900)
+    assert systems.het(demand(), 900, 0) == expected.vanilla(demand(), 900)
 
 
 @pytest.mark.parametrize("policy", [pytest.param("fae", marks=pytest.mark.full), "scars"])
@@ -94,12 +96,12 @@ def test_expected_traffic_of_hot_sets_is_near_the_simulator(policy: str) -> None
     text = f"{policy}(hot=1500rows, {'rate=100, ' if policy == 'fae' else ''}buffer=16)"
     hot_R = start_simulation(make_policy(text), job(0.2)).memory(HotRows).hot_R
     hot = HotSet(tuple(np.split(hot_R, np.cumsum(SIZES)[:-1])))
-    share = expected.free_share(demand(), hot)
+    share = systems.free_share(demand(), hot)
     assert 0.05 < share < 0.6
-    found = expected.scars(demand(), hot)
+    found = systems.scars(demand(), hot)
     if policy == "fae":
         room = 0.2 * sum(SIZES) - hot_R.sum()
-        found = expected.fae(demand(), hot, room, expected.Turn(16 * (1 - share), 16 * share))
+        found = systems.fae(demand(), hot, room, systems.Turn(16 * (1 - share), 16 * share))
     close(found, simulated(text, 0.2), ("reduced",))
 
 

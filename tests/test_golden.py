@@ -21,7 +21,7 @@ from embroute.data.schema import Field, Schema, Table
 from embroute.planner.plan import drain_transfers, traffic
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import SYSTEMS, make_policy
-from tests.workloads import Workload
+from tests.workloads import SETTINGS, Workload
 
 FOLDER = Path(__file__).parent / "golden"
 TRACE, COUNTS = FOLDER / "trace.csv", FOLDER / "counts.json"
@@ -30,13 +30,7 @@ WIDTH = 4096  # so that two tables are beyond what FAE counts as small
 SAMPLES, BATCH = 392, 16
 POLICIES = [
     *SYSTEMS,
-    "het(1)",
-    "het(10, order=lfu)",
-    "het(3, order=light-lfu)",
-    "herald(tables=1)",
-    "herald(ties=first)",
-    "esd(0)",
-    "esd(0.5)",
+    *SETTINGS,
     "fae(hot=0.08, rate=25)",
     "scars(hot=0.06)",
     "bagpipe(2)",

@@ -25,20 +25,22 @@ from tests.jobs import slow_shards
 from tests.moves import demand
 from tests.referee import Referee
 from tests.sizes import marked_full, sized
-from tests.workloads import Workload, draw_batches, long_workload, one_row_each, star, workloads
+from tests.workloads import (
+    SETTINGS,
+    Workload,
+    draw_batches,
+    long_workload,
+    one_row_each,
+    star,
+    workloads,
+)
 
 Arrays = dict[str, npt.NDArray[np.float64]]  # of any type
 
 # Beside every system with its defaults, which a new entry of the catalog joins by itself.
 VARIANTS = [
     "het(0)",
-    "het(1)",
-    "het(10, order=lfu)",
-    "het(3, order=light-lfu)",
-    "herald(tables=1)",
-    "herald(ties=first)",
-    "esd(0)",
-    "esd(0.5)",
+    *SETTINGS,
     "fae(hot=0.2, rate=25)",
     "fae(hot=0.5, buffer=4, shuffle=yes)",
     "scars(hot=0.1)",

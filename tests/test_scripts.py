@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from embroute.launch.exit import NOTICE_S, OWN_ERROR, TRY_AGAIN
+from embroute.launch.process import NOTICE_S, OWN_ERROR, TRY_AGAIN
 from embroute.launch.rank import rank_names
 from tests.processes import TORCHRUN, begin, finish, pid_of
 from tests.test_example import ROUTED
@@ -40,6 +40,13 @@ def said(output: str) -> dict[str, list[str]]:
     return found
 
 
+def failed(script: Path, change: str) -> tuple[str, dict[str, list[str]]]:
+    """The output of a script that fails with this change, and the last words of each rank."""
+    code, output = finish(start(script, change), 60)
+    assert code != 0
+    return output, said(output)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("killed", ["coordinator", "shard0", "worker1"])
 def test_every_rank_names_the_killed_rank(killed: str, tmp_path: Path) -> None:
@@ -61,9 +68,7 @@ def test_every_rank_names_the_killed_rank(killed: str, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
     broken = 'if step == 60 and ready.session.rank.name == "worker1":\n            oops()\n        '
-    code, output = finish(start(tmp_path / "script.py", broken), 60)
-    assert code != 0
-    lines = said(output)
+    output, lines = failed(tmp_path / "script.py", broken)
     assert lines.pop("worker1") == ["NameError: name 'oops' is not defined"]
     assert output.count("NameError: name 'oops' is not defined") == 2  # traceback, last line
     assert [len(reasons) for reasons in lines.values()] == [1, 1, 1], output
@@ -74,9 +79,7 @@ def test_error_in_the_training_loop_keeps_its_traceback(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
     left = "if step == 60:\n            break\n        "
-    code, output = finish(start(tmp_path / "script.py", left), 60)
-    assert code != 0
-    lines = said(output)
+    output, lines = failed(tmp_path / "script.py", left)
     assert sorted(lines) == sorted(rank_names(2, 1)), output
     for worker in ("worker0", "worker1"):
         (reason,) = lines[worker]
@@ -87,7 +90,7 @@ def test_early_exit_from_the_loop_names_ready_stop(tmp_path: Path) -> None:
 
 def stopped(before: str, number: signal.Signals) -> tuple[int, str]:
     """Exit code and output of an idle process after a signal."""
-    ours = "from embroute.launch.exit import install_exit_hooks as hooks; hooks('worker0')"
+    ours = "from embroute.launch.process import install_exit_hooks as hooks; hooks('worker0')"
     lines = ["import signal, time", before, ours, "print('here', flush=True)", "time.sleep(60)"]
     run = begin([sys.executable, "-c", "\n".join(lines)])
     assert run.stdout is not None
@@ -121,6 +124,20 @@ def test_embroute_run_starts_a_script_and_prints_one_reason(tmp_path: Path) -> N
     assert code == OWN_ERROR, output
     assert output.count("NameError: name 'oops' is not defined") == 2  # traceback, last line
     assert said(output) == {"worker1": ["NameError: name 'oops' is not defined"]}
+
+
+@pytest.mark.parametrize("flag", ["", "--quiet"])
+def test_options_behind_a_script_are_its_own_and_run_ends_with_a_next_command(
+    flag: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; open(sys.argv[-1] + os.environ['RANK'], 'x')")
+    ours = [sys.executable, "-m", "embroute", "run", "--shards", "1", *([flag] if flag else [])]
+    code, output = finish(begin([*ours, str(script), "--workers", "3", "-q", str(tmp_path / "r")]))
+    assert code == 0, output
+    after = f"next: torchrun --nproc-per-node 4 {script} --workers 3 -q {tmp_path / 'r'}\n"
+    assert output == ("" if flag else after)
+    assert sorted(path.name for path in tmp_path.glob("r*")) == ["r0", "r1", "r2", "r3"]
 
 
 @pytest.mark.parametrize(

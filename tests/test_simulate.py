@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 
 import numpy as np
@@ -14,7 +13,7 @@ from embroute.config.cluster import Cluster, Host, Worker
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size
 from embroute.cost.step_time import Traffic
-from embroute.data.batch import Batch, one_hot
+from embroute.data.batch import one_hot
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import EARLY, LATE, LAZY, URGENT
 from embroute.planner.setup import Setup
@@ -30,26 +29,11 @@ from embroute.simulator.simulation import (
     simulate_steps,
     with_workers,
 )
-from tests.workloads import draw_batches
+from tests.workloads import Samples, draw_batches
 
 SCHEMA = Schema(
     (Table("a", 150), Table("b", 30)), (Field("a", 0), Field("b", 1), Field("a2", 0)), ("number",)
 )
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Samples in memory as a source."""
-
-    schema: Schema
-    batches: tuple[Batch, ...]
-
-    @property
-    def num_samples(self) -> int:
-        return sum(map(len, self.batches))
-
-    def chunks(self) -> Iterator[Batch]:
-        yield from self.batches
 
 
 def uneven_cluster() -> Cluster:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from embroute.launch.exit import TRY_AGAIN, error_line
+from embroute.launch.process import TRY_AGAIN, error_line
 from embroute.launch.supervisor import Program, RunFailedError, supervise
 
 # Each rank waits for the end of the rank before it, the first for the start of all; then it ends as

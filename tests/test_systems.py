@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from embroute import compare
 from embroute.config.cluster_file import open_cluster
 from embroute.config.spec import Size, parse_call
-from embroute.data.batch import Batch, Source, concat, one_hot
+from embroute.data.batch import ArraySource, Source, concat, one_hot
 from embroute.data.online_retail import RetailSource
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.synthetic.generator import open_preset
@@ -26,22 +25,7 @@ BLOCK = "dispatch=block sync=on-demand evict=lru"
 TRACES = ["retail", pytest.param("criteo", marks=pytest.mark.full)]
 
 
-@dataclass(frozen=True)
-class Trace:
-    """Samples in memory as a source."""
-
-    schema: Schema
-    batch: Batch
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.batch)
-
-    def chunks(self) -> Iterator[Batch]:
-        yield self.batch
-
-
-def cut_preset(samples: int) -> Trace:
+def cut_preset(samples: int) -> ArraySource:
     """The first samples of the synthetic Criteo log; the tables hold only ids that occur."""
     source = open_preset(parse_call(f"criteo-kaggle(samples={samples})"))
     rows_SF = concat(list(source.chunks())).rows.reshape(samples, -1)
@@ -52,7 +36,7 @@ def cut_preset(samples: int) -> Trace:
         first += len(ids)
         tables.append(Table(table.name, len(ids)))
     fields = tuple(Field(table.name, number) for number, table in enumerate(tables))
-    return Trace(Schema(tuple(tables), fields), one_hot(rows_SF))
+    return ArraySource(Schema(tuple(tables), fields), one_hot(rows_SF))
 
 
 @cache
@@ -179,6 +163,9 @@ def test_fae_moves_no_rows_between_hot_batches() -> None:
             assert step.traffic.rows_WKIP.sum() == 0
 
 
-def test_fae_finds_no_hot_sample_in_the_retail_trace() -> None:
-    """Every sample names its invoice, and invoices of other days never come again."""
-    assert not any(step.hot for step in simulate_steps(make_policy("fae"), job("retail")))
+def test_comparison_says_that_fae_finds_no_hot_sample() -> None:
+    """Every sample names its invoice: a hot set of few rows has no whole sample."""
+    compared = compare("online-retail", "fae(hot=300rows)", network="dc-4", steps=30)
+    (remark,) = compared.notes
+    assert remark.startswith("fae(hot=300rows): 0 hot batches of 20, 300 rows on every worker; ")
+    assert remark.endswith("; no sample finds all its rows there")

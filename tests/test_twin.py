@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from embroute.config.cluster import uniform_cluster
 from embroute.config.spec import Size
+from embroute.data.access_counts import count_lookups
 from embroute.engine.batches import MicroBatch
 from embroute.engine.optim import RowOptimizer, row_optimizer
 from embroute.engine.step_message import WorkerStep
@@ -143,8 +145,10 @@ def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list
     own.infer_spec(stream[0])
     rows = [own.batch(item) for item in stream]
     setup = Setup(own.schema, uniform_cluster(3, 2), WIDTHS, BATCH, optimizer, Size(1.0, "share"))
-    seen = np.concatenate([batch.rows[batch.rows >= 0] for batch in rows])
-    state = start(policy, setup, np.bincount(seen, minlength=setup.schema.num_rows))
+    setup = replace(setup, epoch_batches=len(rows))
+    assert policy.regroup is not None
+    counts_R = count_lookups(rows, setup.schema.num_rows, policy.regroup.calibration)
+    state = start(policy, setup, counts_R)
     found = [step.plan.now.batch for step in plans(policy, iter(rows), state)]
     assert any(batch.hot for batch in found)
     table_of = setup.schema.first_rows

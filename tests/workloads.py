@@ -20,6 +20,32 @@ from embroute.planner.plan_stream import Step, plans, start
 from embroute.planner.setup import Setup
 from embroute.planner.state import State
 
+# Options of published systems, beside their defaults.
+SETTINGS = (
+    "het(1)",
+    "het(10, order=lfu)",
+    "het(3, order=light-lfu)",
+    "herald(tables=1)",
+    "herald(ties=first)",
+    "esd(0)",
+    "esd(0.5)",
+)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples in memory as a source."""
+
+    schema: Schema
+    batches: tuple[Batch, ...]
+
+    @property
+    def num_samples(self) -> int:
+        return sum(map(len, self.batches))
+
+    def chunks(self) -> Iterator[Batch]:
+        yield from self.batches
+
 
 @dataclass(frozen=True)
 class Workload:

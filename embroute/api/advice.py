@@ -155,6 +155,15 @@ class Advice:
         )
         return run.replace(cache=f"{choice.cache_rows}rows") if has_cache(choice) else run
 
+    def require(self, samples_per_s: float) -> None:
+        """Refuse a best configuration that is slower."""
+        best = self.recommendations[0].samples_s
+        if best < samples_per_s:
+            raise ValueError(
+                f"--target-samples-per-s {samples_per_s:,.0f}: the best found is {best:,.0f}; "
+                f"more memory, faster links or more workers would be needed"
+            )
+
     def write(self, path: str | Path) -> RunConfig:
         """Write the recommended run for `embroute train`, with its network in a file beside it."""
         path = Path(path)

@@ -14,7 +14,7 @@ from embroute.api.frames import Dataset, naming_arguments, open_data
 from embroute.config.run_options import DEFAULT_DATA, REPORT_CACHES, JobOptions
 from embroute.planner.interfaces import Policy
 from embroute.policies.catalog import PolicyLike
-from embroute.report.comparison_table import cell_html, comparison_table, recorded
+from embroute.report.comparison_table import cell_html, comparison_table, recorded, remarks
 from embroute.simulator.comparison import PolicyResult, to_json
 from embroute.simulator.measurements import (
     check_policies,
@@ -49,6 +49,19 @@ class Comparison:
     def job(self) -> Workload:
         """The data, the set-up and the steps that were priced."""
         return self.report.job
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the network and the workers, if some of either stay unused."""
+        free = self.job.setup.cluster.moves_for_free
+        idle = ["all workers and shards are on one host: no link carries rows, at no cost"]
+        return (idle if free else []) + remarks(self.report.results, self.job)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were trained, warm-up included: fewer than asked for if the data ended."""
+        measured = (entry.steps for entry in self.report.results if entry.steps is not None)
+        return self.job.warmup + max(measured)
 
     def to_dataframe(self) -> pl.DataFrame:
         """One line a policy: cost and step time, and rows and bytes by kind."""
@@ -131,15 +144,22 @@ def compare(
     """
     with naming_arguments():
         job_options = JobOptions(**options)
-        if policies is None:
-            wanted: Sequence[PolicyLike] = trainable_defaults(job_options.optimizer)[0]
-        else:
-            several = isinstance(policies, Iterable) and not isinstance(policies, str)
-            wanted = list(policies) if several else [policies]  # type: ignore[arg-type, list-item]
-        chosen = named_policies(wanted)
+        several = isinstance(policies, Iterable) and not isinstance(policies, str)
+        wanted = policies if several or policies is None else [policies]
+        chosen, _ = choose_policies(wanted, job_options.optimizer)  # type: ignore[arg-type]
     dataset = open_data(data)
     with naming_arguments():
         return measure_comparison(chosen, dataset, job_options)
+
+
+def choose_policies(
+    wanted: Iterable[PolicyLike] | None, optimizer: str
+) -> tuple[dict[str, Policy | None], list[str]]:
+    """Policies to compare, by default all that can train with the optimizer; and those left out."""
+    left_out: list[str] = []
+    if wanted is None:
+        wanted, left_out = trainable_defaults(optimizer)
+    return named_policies(list(wanted)), left_out
 
 
 def measure_comparison(

@@ -78,7 +78,7 @@ def frame_of(data: object) -> pl.DataFrame:
     if isinstance(data, pl.LazyFrame):
         return data.collect()
     if isinstance(data, Mapping):
-        return pl.DataFrame({str(name): list_of_values(data[name]) for name in data})
+        return pl.DataFrame({str(name): _values(data[name]) for name in data})
     if type(data).__module__.partition(".")[0] == "pandas":
         columns: Sequence[str] = data.columns  # type: ignore[attr-defined]
         cells = {str(name): data[name].to_list() for name in columns}  # type: ignore[index]
@@ -91,6 +91,6 @@ def frame_of(data: object) -> pl.DataFrame:
     )
 
 
-def list_of_values(column: object) -> object:
+def _values(column: object) -> object:
     """A column as polars takes it; tensors become arrays."""
     return column.numpy() if hasattr(column, "numpy") else column

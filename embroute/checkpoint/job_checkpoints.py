@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,7 @@ class Saver:
             identity=self.identity,
             files=(self._planner_file, *files),
             run_id=self.settings.run_id,
+            saved_s=time.time(),
         )
         self.lock.check()
         self._planner_file = None

@@ -9,11 +9,20 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+)
 
 from embroute.checkpoint.folders import (
     MANIFEST,
@@ -23,17 +32,7 @@ from embroute.checkpoint.folders import (
     step_of,
     sync_folder,
 )
-from embroute.checkpoint.strict_json import (
-    Json,
-    brief,
-    finite_number,
-    list_of,
-    object_of,
-    parse_json,
-    text_of,
-    whole_number,
-    word,
-)
+from embroute.checkpoint.strict_json import Json, brief, object_of, parse_json, validated
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile, new_file
 from embroute.checkpoint.tensor_header import SUM_DIGITS, TENSOR_DTYPES, checksum
 from embroute.cost.step_time import OPTIMIZERS
@@ -43,7 +42,6 @@ MAX_BYTES = 1 << 26  # of a manifest
 ROW_TYPES = ("float16", "float32", "float64")
 PLANNER_FILE, DENSE_FILE = "planner.safetensors", "dense.safetensors"
 
-_FIELDS = ("step", "policy", "num_workers", "num_shards", "identity", "files", "run_id", "saved_s")
 _START = b'{\n "checksum": "'
 
 
@@ -61,30 +59,46 @@ def worker_file(worker: int) -> str:
     return f"worker{worker}.safetensors"
 
 
+def _one_of(choices: Iterable[str]) -> AfterValidator:
+    """A check for one of some words."""
+
+    def check(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"it must be one of {', '.join(choices)}")
+        return value
+
+    return AfterValidator(check)
+
+
+_KNOWN_FIELDS = ConfigDict(extra="forbid")
+
+
 class TableShape(NamedTuple):
     """A table of a model."""
 
     name: str
-    num_rows: int
-    width: int
+    num_rows: NonNegativeInt
+    width: PositiveInt
 
 
 class TensorShape(NamedTuple):
     """A parameter or buffer of the dense model."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Annotated[str, _one_of(TENSOR_DTYPES)]
+    shape: tuple[NonNegativeInt, ...]
 
 
 @dataclass(frozen=True)
 class Identity:
     """What a job and a checkpoint must have in common to resume from it."""
 
+    __pydantic_config__ = _KNOWN_FIELDS
+
     tables: tuple[TableShape, ...]
-    optimizer: str  # of rows
-    settings: Mapping[str, float]  # of that optimizer, without the learning rate
-    dtype: str  # of rows
+    optimizer: Annotated[str, _one_of(OPTIMIZERS)]  # of rows
+    settings: Mapping[str, FiniteFloat]  # of that optimizer, without the learning rate
+    dtype: Annotated[str, _one_of(ROW_TYPES)]  # of rows
     dense: tuple[TensorShape, ...]
 
 
@@ -92,14 +106,17 @@ class Identity:
 class Manifest:
     """The contents of manifest.json."""
 
-    step: int
+    __pydantic_config__ = _KNOWN_FIELDS
+
+    step: NonNegativeInt
     policy: str
-    num_workers: int
-    num_shards: int
+    num_workers: PositiveInt
+    num_shards: PositiveInt
     identity: Identity
     files: tuple[FileInfo, ...]
-    run_id: str  # of the job that saved it, from its start to its end
-    saved_s: float = field(default_factory=time.time)  # since 1970
+    # Of the job that saved it, from its start to its end; fit for a file name.
+    run_id: Annotated[str, Field(pattern="^[A-Za-z0-9_]{1,64}$")]
+    saved_s: FiniteFloat  # since 1970
 
     @property
     def num_bytes(self) -> int:
@@ -111,6 +128,9 @@ class Manifest:
         """The files that a checkpoint of these workers and shards must have, in order."""
         shards = [shard_file(shard) for shard in range(self.num_shards)]
         return [PLANNER_FILE, DENSE_FILE, *shards, *map(worker_file, range(self.num_workers))]
+
+
+_MANIFEST_TYPE, _STEP = TypeAdapter(Manifest), TypeAdapter(NonNegativeInt)
 
 
 def commit(folder: Path, manifest: Manifest, keep: int = 2) -> Path:
@@ -136,7 +156,7 @@ def manifest_bytes(fields: Mapping[str, object]) -> bytes:
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint, checked against the size and header of every file."""
     try:
-        manifest = _parsed(_fields(path))
+        manifest = validated(_MANIFEST_TYPE, _fields(path))
     except (DamagedError, VersionError):
         raise
     except ValueError as error:
@@ -193,67 +213,6 @@ def _fields(path: Path) -> dict[str, Json]:
     return fields
 
 
-def _parsed(fields: dict[str, Json]) -> Manifest:
-    object_of(fields, "it", _FIELDS)
-    return Manifest(
-        step=whole_number(fields["step"], "step"),
-        policy=text_of(fields["policy"], "policy"),
-        num_workers=whole_number(fields["num_workers"], "num_workers", 1),
-        num_shards=whole_number(fields["num_shards"], "num_shards", 1),
-        identity=_identity(fields["identity"]),
-        files=tuple(_file(entry) for entry in list_of(fields["files"], "files")),
-        run_id=word(fields["run_id"], "run_id"),
-        saved_s=finite_number(fields["saved_s"], "saved_s"),
-    )
-
-
-def _identity(value: Json) -> Identity:
-    names = ("tables", "optimizer", "settings", "dtype", "dense")
-    fields = object_of(value, "identity", names)
-    settings = object_of(fields["settings"], "settings")
-    return Identity(
-        tables=tuple(_table(table) for table in list_of(fields["tables"], "tables")),
-        optimizer=_choice(fields["optimizer"], "optimizer", OPTIMIZERS),
-        settings={name: finite_number(setting, name) for name, setting in settings.items()},
-        dtype=_choice(fields["dtype"], "dtype", ROW_TYPES),
-        dense=tuple(_tensor(tensor) for tensor in list_of(fields["dense"], "dense")),
-    )
-
-
-def _choice(value: Json, name: str, choices: Iterable[str]) -> str:
-    if text_of(value, name) not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {brief(value)}")
-    return str(value)
-
-
-def _table(value: Json) -> TableShape:
-    name, rows, width = list_of(value, "a table", 3)
-    return TableShape(
-        text_of(name, "a table's name"),
-        whole_number(rows, "a table's rows"),
-        whole_number(width, "a table's width", 1),
-    )
-
-
-def _tensor(value: Json) -> TensorShape:
-    name, dtype, shape = list_of(value, "a tensor", 3)
-    sizes = [whole_number(size, "a tensor's shape") for size in list_of(shape, "a tensor's shape")]
-    return TensorShape(
-        text_of(name, "a tensor's name"),
-        _choice(dtype, "a tensor's type", TENSOR_DTYPES),
-        tuple(sizes),
-    )
-
-
-def _file(value: Json) -> FileInfo:
-    name, num_bytes, header_sum = list_of(value, "a file", 3)
-    return FileInfo(
-        text_of(name, "a file's name"),
-        whole_number(num_bytes, "a file's bytes"),
-        text_of(header_sum, "a file's checksum"),
-    )
-
-
 def _check_files(path: Path, manifest: Manifest) -> None:
     """Refuse missing files, other files, and files of another size."""
     listed = sorted(info.name for info in manifest.files)
@@ -286,7 +245,7 @@ def _check_planner(path: Path, manifest: Manifest) -> None:
     file = TensorFile(path / PLANNER_FILE)
     state = file.json("state")
     with file.parsing("state"):
-        step = whole_number(object_of(state, "it")["step"], "step")
+        step = validated(_STEP, object_of(state, "it")["step"], "step")
     if step != manifest.step:
         reason = f"it says step {manifest.step}, {PLANNER_FILE} says {step}"
         raise DamagedError(path / MANIFEST, reason)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeInt, TypeAdapter
 
 from embroute.checkpoint.manifest import PLANNER_FILE
-from embroute.checkpoint.strict_json import Json, list_of, object_of, whole_number
+from embroute.checkpoint.strict_json import Json, list_of, object_of, validated
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile, as_tensor, write_tensors
 from embroute.kernels.array_types import Array
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.state import Memory, State
 
 Position = Mapping[str, Json]
+_COUNT = TypeAdapter(NonNegativeInt)
+_BYTES = TypeAdapter(list[Annotated[int, Field(ge=0, le=255)]])
 
 
 def _arrays(state: State) -> dict[str, Array]:
@@ -36,10 +40,9 @@ def _arrays_of(memory: Memory) -> dict[str, Array]:
 
 def save_planner(path: Path, state: State, position: Position) -> FileInfo:
     """Write the planner's state and the position in the data."""
-    scalars = {"step": state.step}
     setup = state.setup
     about = {
-        "state": json.dumps(scalars),
+        "state": json.dumps({"step": state.step}),
         "position": json.dumps(dict(position)),
         "origin": json.dumps(_origin(setup.seed) if setup.seeded else None),
     }
@@ -59,8 +62,7 @@ def load_planner(path: Path, state: State) -> dict[str, Json]:
         file.read(name, array)
     scalars = file.json("state")
     with file.parsing("state"):
-        values = object_of(scalars, "it", ("step",))
-        state.step = whole_number(values["step"], "step")
+        state.step = validated(_COUNT, object_of(scalars, "it")["step"], "step")
     return read_position(path)
 
 
@@ -98,7 +100,7 @@ def samples_before(path: Path) -> int:
     """Number of samples trained before a checkpoint."""
     position = read_position(path)
     with TensorFile(path / PLANNER_FILE).parsing("position"):
-        return whole_number(position["samples"], "samples")
+        return validated(_COUNT, position["samples"], "samples")
 
 
 def first_random_state(path: Path) -> torch.Tensor:
@@ -106,10 +108,4 @@ def first_random_state(path: Path) -> torch.Tensor:
     position, length = read_position(path), len(torch.get_rng_state())
     with TensorFile(path / PLANNER_FILE).parsing("position"):
         numbers = list_of(position["random"], "random", length)
-        return torch.frombuffer(bytearray(_byte(number) for number in numbers), dtype=torch.uint8)
-
-
-def _byte(value: Json) -> int:
-    if whole_number(value, "random") > 255:
-        raise ValueError(f"random must be bytes, got {value}")
-    return int(str(value))
+        return torch.frombuffer(bytearray(validated(_BYTES, numbers, "random")), dtype=torch.uint8)

@@ -20,15 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter
 
-from embroute.checkpoint.strict_json import (
-    brief,
-    list_of,
-    object_of,
-    parse_json,
-    text_of,
-    whole_number,
-)
+from embroute.checkpoint.strict_json import Json, brief, object_of, parse_json, validated
 
 CHECKSUM_BLOCK_BYTES = 1 << 20
 MAX_BLOCKS = 1 << 20  # of a file; larger files have larger blocks
@@ -57,6 +51,20 @@ class TensorEntry(NamedTuple):
     shape: tuple[int, ...]
     first: int
     last: int
+
+
+@dataclass(frozen=True)
+class _EntryForm:
+    """A tensor as the JSON of a header has it."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    data_offsets: tuple[NonNegativeInt, NonNegativeInt]
+
+
+_FORM, _TEXTS = TypeAdapter(_EntryForm), TypeAdapter(dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,7 @@ def parse_header(raw: bytes, data_bytes: int) -> Header:
     if has_sum and raw != _with_checksum(raw):
         raise ValueError("its header does not have its checksum")
     fields = object_of(parse_json(raw[LENGTH_BYTES:]), "its header")
-    texts = object_of(fields.pop(_METADATA, {}), _METADATA)
-    about = {name: text_of(text, f"{_METADATA}: {name}") for name, text in texts.items()}
+    about = validated(_TEXTS, fields.pop(_METADATA, {}), _METADATA)
     entries = {name: _entry(name, field) for name, field in fields.items()}
     _check_positions(entries, data_bytes)
     if not has_sum:
@@ -122,16 +129,11 @@ def parse_header(raw: bytes, data_bytes: int) -> Header:
     return Header(entries, about, *_blocks(about, data_bytes))
 
 
-def _entry(name: str, field: object) -> TensorEntry:
-    values = object_of(field, f"tensor {brief(name)}", ("dtype", "shape", "data_offsets"))
-    code = text_of(values["dtype"], f"the dtype of {brief(name)}")
-    if code not in _NAMES:
-        raise ValueError(f"tensor {brief(name)} has the unknown dtype {brief(code)}")
-    sizes = list_of(values["shape"], f"the shape of {brief(name)}")
-    shape = tuple(whole_number(size, f"the shape of {brief(name)}") for size in sizes)
-    offsets = list_of(values["data_offsets"], f"data_offsets of {brief(name)}", 2)
-    first, last = (whole_number(offset, f"data_offsets of {brief(name)}") for offset in offsets)
-    return TensorEntry(_NAMES[code], shape, first, last)
+def _entry(name: str, field: Json) -> TensorEntry:
+    form = validated(_FORM, field, f"tensor {brief(name)}")
+    if form.dtype not in _NAMES:
+        raise ValueError(f"tensor {brief(name)} has the unknown dtype {brief(form.dtype)}")
+    return TensorEntry(_NAMES[form.dtype], form.shape, *form.data_offsets)
 
 
 def _check_positions(entries: Mapping[str, TensorEntry], data_bytes: int) -> None:

@@ -1,1 +1,1 @@
-"""The command line, one module per command."""
+"""The command line, one or two commands a module."""

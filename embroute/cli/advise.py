@@ -73,12 +73,8 @@ def advise_command(
         tables.print(reason, highlight=False, markup=False)
     if out is not None:
         _write(advice, out)
-    best = advice.recommendations[0].samples_s
-    if target_samples_per_s and best < target_samples_per_s:
-        raise ValueError(
-            f"--target-samples-per-s {target_samples_per_s:,.0f}: the best found is {best:,.0f}; "
-            f"more memory, faster links or more workers would be needed"
-        )
+    if target_samples_per_s:
+        advice.require(target_samples_per_s)
     _tell_next(advice, out)
 
 

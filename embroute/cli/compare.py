@@ -1,10 +1,16 @@
-"""`embroute compare`: traffic and cost of each policy on your data and network."""
+"""`embroute compare` and `embroute simulate`: prices of policies on your data and network."""
 
 from __future__ import annotations
 
-import click
+import csv
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
-from embroute.api.comparisons import measure_comparison
+import click
+from rich.table import Table
+
+from embroute.api.comparisons import choose_policies, measure_comparison
 from embroute.api.frames import Dataset
 from embroute.cli.data import open_data_option, tell_bad_rows
 from embroute.cli.options import (
@@ -13,6 +19,9 @@ from embroute.cli.options import (
     field_option,
     in_group,
     job_options,
+    naming_output,
+    output_file,
+    replacing,
 )
 from embroute.cli.outputs import (
     Outputs,
@@ -23,19 +32,21 @@ from embroute.cli.outputs import (
     tell,
     tell_compiling,
     tell_next,
+    tell_written,
 )
 from embroute.config.data_options import DataOptions
 from embroute.config.option_model import Group
-from embroute.config.run_options import JobOptions, RunConfig
+from embroute.config.progress import progress_bar
+from embroute.config.run_options import DEFAULT_POLICY, JobOptions, RunConfig
 from embroute.config.signature import first_line, options_of
-from embroute.policies.catalog import SYSTEMS
-from embroute.report.comparison_table import comparison_table, remarks
-from embroute.simulator.measurements import (
-    DEFAULT_POLICIES,
-    named_policies,
-    policies_of,
-    trainable_defaults,
-)
+from embroute.data.batch import Source
+from embroute.policies.catalog import SYSTEMS, policy_of
+from embroute.report.comparison_table import comparison_table, remarks, step_quantiles
+from embroute.simulator.comparison import policy_result
+from embroute.simulator.measurements import DEFAULT_POLICIES, policies_of
+from embroute.simulator.simulation import StepReport, Workload, measure
+from embroute.simulator.step_table import STEP_COLUMNS, csv_cells, step_row
+from embroute.simulator.workload import workload_from
 
 _DEFAULTS = ",".join(DEFAULT_POLICIES)
 _EPILOG = (
@@ -71,28 +82,85 @@ def compare_command(
 
     Rows, bytes and cost are sums over the measured steps; step time is their mean.
     """
-    if policies is None:
-        names, refused = trainable_defaults(options.optimizer)
-        for name in refused:
-            tell(f"left out: {name}, which cannot train with {options.optimizer}")
-    else:
-        names = policies_of(policies)
-    chosen = named_policies(names)
+    names = None if policies is None else policies_of(policies)
+    chosen, left_out = choose_policies(names, options.optimizer)
+    for name in left_out:
+        tell(f"left out: {name}, which cannot train with {options.optimizer}")
     outputs.check()
     source = open_data_option(data, data_options)
     tell_compiling()
-    comparison = measure_comparison(chosen, Dataset(data, source), options)
-    results, job, tables = comparison.report.results, comparison.job, console()
-    tables.print(comparison_table(results, job, data))
-    if job.setup.cluster.moves_for_free:
-        tables.print("all workers and shards are on one host: no link carries rows, at no cost")
-    for sentence in remarks(results, job):
-        tables.print(sentence, highlight=False, markup=False)
-    tell_bad_rows(source)
-    trained = job.warmup + min(entry.steps for entry in results if entry.steps is not None)
-    if trained < job.steps:
-        tell(f"the data ended after {trained} of {job.steps} steps")
+    comparison = measure_comparison(chosen, Dataset(data, source, data_options), options)
+    table = comparison_table(comparison.report.results, comparison.job, data)
+    _show([table], comparison.notes)
+    _tell_missing(source, comparison.num_steps, comparison.job)
     outputs.write(comparison)
     changed = ("network", "dim", "optimizer", "compute_ms_per_sample")
     words = [*data_words(data, data_options), *changed_words(options, changed)]
     tell_next("embroute", "advise", *words)
+
+
+def _show(tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """Print tables, then sentences."""
+    printer = console()
+    for table in tables:
+        printer.print(table)
+    for note in notes:
+        printer.print(note, highlight=False, markup=False)
+
+
+def _tell_missing(source: Source, num_steps: int, job: Workload) -> None:
+    """Say which rows were left out, and whether the data ended early."""
+    tell_bad_rows(source)
+    if num_steps < job.steps:
+        tell(f"the data ended after {num_steps} of {job.steps} steps")
+
+
+@click.command("simulate", cls=GroupedCommand)
+@field_option(RunConfig, "data")
+@field_option(RunConfig, "policy")
+@click.option(
+    "--csv",
+    "csv_path",
+    cls=in_group(Group.OUTPUT),
+    type=click.Path(path_type=Path),
+    help="Write steps here.",
+)
+@job_options
+@data_options
+def simulate_command(
+    data_options: DataOptions, options: JobOptions, data: str, policy: str, csv_path: Path | None
+) -> None:
+    """Simulate one policy: its sums, and how its steps differ.
+
+    The CSV has a line per step, warm-up included.
+    """
+    system = policy_of("--policy", policy)
+    if csv_path is not None:
+        output_file("--csv", csv_path)
+    source = open_data_option(data, data_options)
+    job, reports = workload_from(options, source), list[StepReport]()
+    tell_compiling()
+    with ExitStack() as stack:
+        update = stack.enter_context(progress_bar(policy, job.steps, counted=True))
+        lines = None
+        if csv_path is not None:
+            stack.enter_context(naming_output("--csv", csv_path))
+            lines = csv.writer(stack.enter_context(replacing(csv_path)))
+            lines.writerow(STEP_COLUMNS)
+
+        def watch(report: StepReport) -> None:
+            reports.append(report)
+            update(advance=1)
+            if lines is not None:
+                lines.writerow(csv_cells(step_row(report)))
+
+        outcome = measure(system, job, watch)
+    result = policy_result(policy, outcome)
+    table = comparison_table([result], job, data)
+    _show([table, step_quantiles(reports[job.warmup :])], remarks([result], job))
+    _tell_missing(source, len(reports), job)
+    if csv_path is not None:
+        tell_written(csv_path, f" ({len(reports)} steps)")
+    rivals = f"vanilla,{policy}" if policy != "vanilla" else f"vanilla,{DEFAULT_POLICY}"
+    words = [*data_words(data, data_options), "--policies", rivals, *changed_words(options)]
+    tell_next("embroute", "compare", *words)

@@ -46,7 +46,8 @@ COMMANDS = (
         "Train a model on this machine: a coordinator, shards and workers, each a process.",
     ),
 )
-_MODULES = {"schema": "train"}  # of commands that share a module
+# Commands that stand in the module of another one.
+_MODULES = {"schema": "train", "run": "train", "simulate": "compare", "predict": "report"}
 _ATTRIBUTES = {name: attribute for name, attribute, _ in COMMANDS}
 
 
@@ -57,8 +58,7 @@ def load_command(name: str) -> click.Command:
     command: click.Command = getattr(module, _ATTRIBUTES[name])
     leaves = command.commands.values() if isinstance(command, click.Group) else [command]
     for leaf in leaves:
-        if name != "run":  # whose script may have a -q of its own
-            leaf.params.append(_quiet_option())
+        leaf.params.append(_quiet_option())
     return command
 
 

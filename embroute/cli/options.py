@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +30,6 @@ from embroute.config.spec import LARGEST_COUNT, parse_path, shown
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_T = TypeVar("_T")
 STDOUT, STDOUT_KEY = Path("-"), "embroute.stdout"  # the option whose file is `-`
 _O = TypeVar("_O", bound=Options)
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -161,24 +159,6 @@ def limited(name: str) -> click.ParamType[Any]:
 def in_group(name: Group) -> type[click.Option]:
     """Options that the help lists under this heading."""
     return type("GroupOption", (click.Option,), {"group": name})
-
-
-def add_options(
-    command: Callable[Concatenate[_T, _P], _R],
-    kind: Callable[..., _T],
-    options: Sequence[Callable[[Any], Any]],
-) -> Callable[_P, _R]:
-    """The command with these options; their values reach it as one `kind`, a dataclass."""
-    names = tuple(entry.name for entry in fields(kind))  # type: ignore[arg-type]
-
-    @wraps(command)
-    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        values = {name: kwargs.pop(name) for name in names}
-        return command(kind(**values), *args, **kwargs)
-
-    for option in reversed(options):
-        with_options = option(with_options)
-    return with_options
 
 
 def output_file(option: str, path: Path) -> Path:

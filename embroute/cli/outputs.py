@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -15,7 +16,6 @@ from rich.console import Console
 from embroute.cli.options import (
     STDOUT,
     STDOUT_KEY,
-    add_options,
     in_group,
     naming_output,
     output_file,
@@ -163,5 +163,13 @@ _OUTPUT_OPTIONS = (
 
 def output_options(command: Callable[Concatenate[Outputs, _P], _R]) -> Callable[_P, _R]:
     """Add the options of output files to a command; it gets them as its first argument."""
+    names = [entry.name for entry in fields(Outputs)]
 
-    return add_options(command, Outputs, _OUTPUT_OPTIONS)
+    @wraps(command)
+    def with_options(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        values = {name: kwargs.pop(name) for name in names}
+        return command(Outputs(**values), *args, **kwargs)  # type: ignore[arg-type]
+
+    for option in reversed(_OUTPUT_OPTIONS):
+        with_options = option(with_options)
+    return with_options

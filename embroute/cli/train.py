@@ -1,9 +1,11 @@
-"""`embroute train`: train a built-in model on this machine, from options or a run file."""
+"""`embroute train` and `embroute run`: all ranks of a built-in model, or of a script, here."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -15,6 +17,11 @@ from embroute.config.option_model import OPTION, as_keys
 from embroute.config.progress import progress_bar
 from embroute.config.run_file import read_run_file
 from embroute.config.run_options import RunConfig
+
+if TYPE_CHECKING:
+    from embroute.launch.supervisor import RunFailedError
+
+_C = TypeVar("_C", bound=Callable[..., Any])
 
 
 @click.command("train", cls=GroupedCommand)
@@ -38,8 +45,7 @@ def train_command(
     try:
         launch(run)
     except RunFailedError as error:
-        click.echo(f"embroute: {error}", err=True)
-        sys.exit(error.exit_code)
+        _exit_failed(error)
     except ValueError as error:
         raise ValueError(_named(str(error), run_file, {*values, *data_values})) from None
     try:
@@ -68,3 +74,45 @@ def schema_command() -> None:
 
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     click.echo(json.dumps(schema | RunConfig.model_json_schema(), indent=2))
+
+
+def _exit_failed(error: RunFailedError) -> NoReturn:
+    """Print why a job failed, and end with the code of the rank that failed first."""
+    click.echo(f"embroute: {error}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _count(name: str, least: int, default: int, text: str) -> Callable[[_C], _C]:
+    """An option for a number of something."""
+    kind = click.IntRange(least)
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
+# Options behind SCRIPT are the script's own, also those that this command has too.
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@_count("--workers", 1, 2, "Number of workers.")
+@_count("--shards", 1, 1, "Number of parameter shards.")
+@_count("--restarts", 0, 0, "Restarts after a failure, at most; the script needs resume=True.")
+@click.option("--module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_command(
+    workers: int, shards: int, restarts: int, module: bool, script: str, arguments: tuple[str, ...]
+) -> None:
+    """Run SCRIPT as a coordinator, shards and workers, each a process of this machine.
+
+    Options of this command stand before SCRIPT; all behind it belong to the script. The script
+    calls embroute.prepare. Unlike torchrun, no process listens on a network.
+    """
+    from embroute.launch.supervisor import Program, RunFailedError, script_ranks, supervise
+
+    if not module and not Path(script).is_file():
+        raise ValueError(f"SCRIPT {script}: no such file")
+    words = [*(["-m"] if module else []), script, *arguments]
+    ranks, environment = script_ranks(workers, shards)
+    try:
+        supervise(Program([sys.executable, *words], ranks, restarts, environment=environment))
+    except RunFailedError as error:
+        _exit_failed(error)
+    # The same ranks; with --nnodes on several machines.
+    tell_next("torchrun", "--nproc-per-node", str(len(ranks)), *words)

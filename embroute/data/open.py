@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -12,7 +12,7 @@ import polars as pl
 from embroute.config.data_options import DataOptions
 from embroute.config.option_model import option_name
 from embroute.config.spec import did_you_mean, parse_call, shown
-from embroute.data.batch import Batch, Source
+from embroute.data.batch import Source
 from embroute.data.online_retail import open_retail
 from embroute.data.proposal import (
     HEAD_ROWS,
@@ -29,7 +29,7 @@ from embroute.data.readers.file_source import Numbering, open_files
 from embroute.data.readers.files import Progress, find_files
 from embroute.data.readers.formats import ALL, ColumnUses, FileHead
 from embroute.data.readers.parsing import FRAME, ReadOptions, column_names
-from embroute.data.schema import Schema
+from embroute.data.stream import SourceSpan
 from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
 
 RETAIL = "online-retail"
@@ -122,34 +122,6 @@ def _look_up(text: str, options: DataOptions) -> Source | ReadOptions:
     return _reading(files, options)
 
 
-@dataclass(frozen=True)
-class _FirstSamples:
-    """The first samples of another source."""
-
-    source: Source
-    limit: int
-
-    @property
-    def schema(self) -> Schema:
-        """Tables, fields and dense columns of the whole source."""
-        return self.source.schema
-
-    @property
-    def num_samples(self) -> int | None:
-        """Samples in one pass."""
-        whole = self.source.num_samples
-        return None if whole is None else min(whole, self.limit)
-
-    def chunks(self) -> Iterator[Batch]:
-        """One pass in order."""
-        left = self.limit
-        for chunk in self.source.chunks():
-            yield chunk.slice(0, left)
-            left -= len(chunk)
-            if left <= 0:
-                return
-
-
 def _open_built_in(text: str, options: DataOptions) -> Source:
     """Built-in data; options that describe files are refused."""
     others = options.replace(limit=None).changed()
@@ -160,7 +132,9 @@ def _open_built_in(text: str, options: DataOptions) -> Source:
         )
     call = parse_call(text)
     source = open_retail(call) if call.name == RETAIL else open_preset(call)
-    return source if options.limit is None else _FirstSamples(source, options.limit)
+    if options.limit is None:
+        return source
+    return SourceSpan(source, 0, min(options.limit, source.num_samples))
 
 
 def _reading(files: tuple[Path, ...], options: DataOptions) -> ReadOptions:

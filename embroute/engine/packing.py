@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from embroute.engine.observe.metrics import Meter
 from embroute.engine.schedule import TransferBlock
 from embroute.engine.store import RecordWidths
 from embroute.kernels.array_types import U8
@@ -54,6 +55,18 @@ def rows_in(
         views.append((block, rows.reshape(-1, widths.columns(block))))
         first += size
     return views
+
+
+def wait_for_rows(
+    in_flight: InFlight, widths: RecordWidths, meter: Meter
+) -> tuple[list[tuple[TransferBlock, Floats]], list[U8]]:
+    """The blocks that arrive, in the order of peers, with views of their rows; and the messages."""
+    messages = in_flight.messages.wait()
+    pairs = zip(in_flight.blocks, messages, strict=True)
+    arrived = [entry for blocks, data in pairs for entry in rows_in(blocks, data, widths)]
+    for block, rows in arrived:
+        meter.block(block, rows.nbytes)
+    return arrived, messages
 
 
 def pack_rates(blocks: Iterable[TransferBlock], rates: dict[int, float], message: U8) -> None:

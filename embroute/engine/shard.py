@@ -143,17 +143,11 @@ class Shard:
 
     def _take(self, incoming: InFlight) -> None:
         """Wait for blocks and put their rows into the store, in the order of workers."""
-        messages = list(zip(incoming.blocks, incoming.messages.wait(), strict=True))
-        arrived = [
-            entry
-            for blocks, data in messages
-            for entry in packing.rows_in(blocks, data, self.widths)
-        ]
+        arrived, messages = packing.wait_for_rows(incoming, self.widths, self.meter)
         for block, rows in arrived:
-            self.meter.block(block, rows.nbytes)
             if block.record != GRADIENT:
                 self.store.write(block, rows)
-        self._update(arrived, [packing.rates_in(*message) for message in messages])
+        self._update(arrived, list(map(packing.rates_in, incoming.blocks, messages)))
         incoming.messages.release()
 
     def _update(

@@ -144,7 +144,7 @@ class WorkerTransfers:
         """Rows as they are at the shards, pulled past the cache."""
         with self.meter.during(ASIDE, OUTSIDE, self.transport):
             in_flight = self._submit([], blocks)
-            arrived = self._wait(in_flight)
+            arrived, _ = packing.wait_for_rows(in_flight, self.widths, self.meter)
         copies = [rows[:, : self.widths.own_columns(block)].copy() for block, rows in arrived]
         in_flight.messages.release()
         return copies
@@ -187,20 +187,9 @@ class WorkerTransfers:
 
     def _take(self, in_flight: InFlight) -> None:
         """Wait for rows, and put them into their slots."""
-        for block, rows in self._wait(in_flight):
+        for block, rows in packing.wait_for_rows(in_flight, self.widths, self.meter)[0]:
             self.store.write(block, rows)
         in_flight.messages.release()
-
-    def _wait(self, in_flight: InFlight) -> list[tuple[TransferBlock, Floats]]:
-        messages = zip(in_flight.blocks, in_flight.messages.wait(), strict=True)
-        arrived = [
-            entry
-            for blocks, data in messages
-            for entry in packing.rows_in(blocks, data, self.widths)
-        ]
-        for block, rows in arrived:
-            self.meter.block(block, rows.nbytes)
-        return arrived
 
 
 class HeldOutStep(NamedTuple):

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from embroute.launch.exit import TRY_AGAIN, exit_with_reason
 from embroute.launch.heartbeat import Heartbeat, patience
+from embroute.launch.process import TRY_AGAIN, exit_with_reason
 from embroute.launch.rank import (
     COORDINATOR,
     RankContext,

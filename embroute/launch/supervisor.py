@@ -21,7 +21,7 @@ from types import FrameType
 
 from embroute.config.progress import StatusLines
 from embroute.config.scratch import scratch_folder
-from embroute.launch.exit import PERMANENT, TRY_AGAIN, reason_file
+from embroute.launch.process import PERMANENT, TRY_AGAIN, reason_file
 from embroute.launch.rank import rank_names
 from embroute.transport.job_store import (
     FOLDER,
@@ -128,9 +128,7 @@ def script_ranks(workers: int, shards: int) -> tuple[list[str], dict[str, str]]:
     return rank_names(workers, shards), {SHARDS_VARIABLE: str(shards)}
 
 
-def supervise(
-    program: Program, again: Callable[[], str] = str, say: Callable[[str], None] | None = None
-) -> None:
+def supervise(program: Program, again: Callable[[], str] = str) -> None:
     """Run a program's ranks to their end; `again` describes where a restart continues.
 
     An error that a restart would meet again ends the job at once.
@@ -149,12 +147,7 @@ def supervise(
             if final or signals:
                 raise RunFailedError(failure.text, failure.exit_code)
             restart = f"restart {attempt + 1} of {program.restarts}{again()}"
-            (say or _print)(f"{failure.text}; {restart}")
-
-
-def _print(text: str) -> None:
-    sys.stderr.write(f"embroute: {text}\n")
-    sys.stderr.flush()
+            print(f"embroute: {failure.text}; {restart}", file=sys.stderr, flush=True)
 
 
 class RankProcesses:

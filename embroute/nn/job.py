@@ -29,8 +29,7 @@ from embroute.engine.observe.metrics import Meter, StepLog
 from embroute.engine.optim import Rate, RowOptimizer
 from embroute.engine.sharding import RowSharding
 from embroute.engine.store import RecordWidths
-from embroute.launch.exit import install_exit_hooks
-from embroute.launch.process import tune_process
+from embroute.launch.process import install_exit_hooks, tune_process
 from embroute.launch.rank import RankContext, RankTopology, on_one_node
 from embroute.launch.rendezvous import connect
 from embroute.nn.embedding import LookupContext, RoutedLayer

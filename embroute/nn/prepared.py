@@ -15,7 +15,7 @@ from embroute.engine.control import gather_from_workers
 from embroute.engine.observe.metrics import Meter
 from embroute.engine.observe.row_versions import RowVersions
 from embroute.engine.shard import Shard
-from embroute.launch.exit import OWN_ERROR, exit_with_reason, report_end
+from embroute.launch.process import OWN_ERROR, exit_with_reason, report_end
 from embroute.nn.session import WorkerSession
 
 

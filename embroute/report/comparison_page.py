@@ -30,6 +30,7 @@ from embroute.report.figures import (
 from embroute.report.page import Control, ControlSettings, Page, Section, Sheet, csv_text, render
 from embroute.report.policy_detail import policy_section
 from embroute.report.tradeoffs import tradeoff_sections
+from embroute.simulator.comparison import FIRST_FILL
 from embroute.simulator.recorder import PHASES, ReportData
 
 KIND_STYLES = {
@@ -155,7 +156,7 @@ def _sheet(report: ReportData) -> Sheet:
 
 
 def _csv(report: ReportData) -> str:
-    kinds = list(KIND_STYLES)
+    kinds = [*KIND_STYLES, FIRST_FILL]
     row_kinds = [kind for kind in kinds if kind in report.results[0].rows]
     headings = ["policy", "transmission_cost_s", "step_time_s", "hit_rate"]
     headings += [f"rows_{kind}" for kind in row_kinds] + [f"bytes_{kind}" for kind in kinds]

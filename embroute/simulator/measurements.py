@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from embroute.config.progress import progress_bar
+from embroute.config.run_options import DEFAULT_POLICY
 from embroute.config.spec import shown, split_outside
 from embroute.planner.interfaces import Policy
 from embroute.policies.catalog import LOWER_BOUND, PolicyLike, make_policy, policy_of
@@ -26,7 +27,7 @@ DEFAULT_POLICIES = (
     "het(100)",
     "herald",
     "esd(1)",
-    "embroute",
+    DEFAULT_POLICY,
     "fae",
     "scars",
     "bagpipe",

@@ -14,8 +14,14 @@ import click
 
 from embroute.checkpoint.locks import FolderLock
 from embroute.config.progress import progress_mode
-from embroute.launch.exit import BAD_INPUT, TRY_AGAIN, error_line, exit_code_of, exit_with_reason
-from embroute.launch.process import tune_process
+from embroute.launch.process import (
+    BAD_INPUT,
+    TRY_AGAIN,
+    error_line,
+    exit_code_of,
+    exit_with_reason,
+    tune_process,
+)
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.launch.rendezvous import connect
 from embroute.train.loop import train_rank, write_record

@@ -38,11 +38,16 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
 
 
+def on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ranks of this host connect as ranks of two hosts do."""
+    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
+    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+
+
 @pytest.fixture(params=["path", "network"])
 def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     if request.param == "network":
-        monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
-        monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+        on_other_hosts(monkeypatch)
     else:
         monkeypatch.setattr(bootstrap, "local_addresses", list)
     opened = Listener(STORE, "a")
@@ -169,8 +174,7 @@ def test_a_full_queue_of_connections_does_not_keep_the_peer_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Strangers connect before the listener accepts anyone: the peer's first call is lost."""
-    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
-    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+    on_other_hosts(monkeypatch)
     monkeypatch.setattr(bootstrap, "MAX_UNPROVEN", 4)
     monkeypatch.setattr(bootstrap, "ATTEMPT_S", 0.2)
     listener = Listener(STORE, "a")
@@ -195,8 +199,7 @@ def test_a_full_queue_of_connections_does_not_keep_the_peer_out(
 def test_dial_goes_on_to_the_next_address_if_one_gives_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
-    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+    on_other_hosts(monkeypatch)
     monkeypatch.setattr(bootstrap, "ATTEMPT_S", 0.2)
     with (
         closing(Listener(STORE, "a")) as listener,
@@ -218,8 +221,7 @@ def test_an_address_that_the_job_did_not_sign_is_not_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stranger writes its own address into the store, to relay the handshake of two ranks."""
-    monkeypatch.setattr(bootstrap, "host_id", secrets.token_hex)
-    monkeypatch.setattr(bootstrap, "local_addresses", lambda: ["127.0.0.1"])
+    on_other_hosts(monkeypatch)
     with closing(Listener(STORE, "a")), socket.create_server(("127.0.0.1", 0)) as relay:
         relay.settimeout(0.2)
         *record, _ = STORE.get("listens/a").decode().split()

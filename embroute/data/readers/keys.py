@@ -108,8 +108,10 @@ def _probe(slot_keys: I64, slot_ids: I32, key: int) -> int:
 
 
 @kernel
-def number_keys(keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, ids: I64) -> int:
-    """Give every key its known id or the next free id, until the slots are two thirds full.
+def number_keys(
+    keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, max_ids: int, ids: I64
+) -> int:
+    """Give every key its known id or the next free id, until there are `max_ids`.
 
     Returns the number of keys done. `num_ids` is the number of ids before the call; the caller
     finds the new number from `ids`.
@@ -121,26 +123,11 @@ def number_keys(keys: I64, slot_keys: I64, slot_ids: I32, num_ids: int, ids: I64
             continue
         slot = _probe(slot_keys, slot_ids, key)
         if slot_ids[slot] < 0:
-            if 3 * (num_ids + 1) > 2 * len(slot_ids):
+            if num_ids >= max_ids:
                 return k
             slot_keys[slot] = key
             slot_ids[slot] = num_ids
             num_ids += 1
-        ids[k] = slot_ids[slot]
-    return len(keys)
-
-
-@kernel
-def find_keys(keys: I64, slot_keys: I64, slot_ids: I32, ids: I64) -> int:
-    """The ids of known keys; returns the position of the first unknown key, or len(keys)."""
-    for k in range(len(keys)):
-        key = keys[k]
-        if key == NO_KEY:
-            ids[k] = -1
-            continue
-        slot = _probe(slot_keys, slot_ids, key)
-        if slot_ids[slot] < 0:
-            return k
         ids[k] = slot_ids[slot]
     return len(keys)
 
@@ -158,14 +145,15 @@ class Vocabulary:
         ids = np.empty(len(keys), np.int64)
         start = 0
         while True:
-            done = number_keys(
-                keys[start:], self.slot_keys, self.slot_ids, self.num_ids, ids[start:]
-            )
+            done = self._number(keys[start:], 2 * len(self.slot_ids) // 3, ids[start:])
             self.num_ids = max(self.num_ids, int(ids[start : start + done].max(initial=-1)) + 1)
             start += done
             if start == len(keys):
                 return
             self._grow()
+
+    def _number(self, keys: I64, max_ids: int, ids: I64) -> int:
+        return number_keys(keys, self.slot_keys, self.slot_ids, self.num_ids, max_ids, ids)
 
     def _grow(self) -> None:
         """Double the slots; the ids stay."""
@@ -173,13 +161,13 @@ class Vocabulary:
         in_order = np.empty(self.num_ids, np.int64)
         in_order[self.slot_ids[known]] = self.slot_keys[known]
         bigger = _slots(2 * len(self.slot_ids))
-        number_keys(in_order, bigger.slot_keys, bigger.slot_ids, 0, np.empty_like(in_order))
+        bigger._number(in_order, len(in_order), np.empty_like(in_order))
         self.slot_keys, self.slot_ids = bigger.slot_keys, bigger.slot_ids
 
     def find(self, keys: I64) -> I64:
         """The id of every key; -1 for NO_KEY. An unknown key means that the file has changed."""
         ids = np.empty(len(keys), np.int64)
-        if find_keys(keys, self.slot_keys, self.slot_ids, ids) < len(keys):
+        if self._number(keys, self.num_ids, ids) < len(keys):
             raise ValueError("the data holds a value it did not hold when it was opened")
         return ids
 
