@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from embroute.checkpoint.manifest import PLANNER_FILE
 from embroute.checkpoint.strict_json import Json, list_of, object_of, whole_number
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile, as_tensor, write_tensors
+from embroute.engine.coordinator import RunCounts
 from embroute.kernels.array_types import Array
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.state import Memory, State
@@ -94,11 +96,12 @@ def read_position(path: Path) -> dict[str, Json]:
         return object_of(position, "it")
 
 
-def samples_before(path: Path) -> int:
-    """Number of samples trained before a checkpoint."""
+def counts_before(path: Path) -> RunCounts:
+    """What the run had done when it saved a checkpoint."""
     position = read_position(path)
     with TensorFile(path / PLANNER_FILE).parsing("position"):
-        return whole_number(position["samples"], "samples")
+        names = (one.name for one in fields(RunCounts))
+        return RunCounts(*(whole_number(position[name], name) for name in names))
 
 
 def first_random_state(path: Path) -> torch.Tensor:
