@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,6 +25,7 @@ from embroute.policies import catalog
 from embroute.policies.catalog import make_policy, register_policy
 from examples.own_policy import LastWorker, sticky
 from tests.jobs import batches, gathered, plain_cached, settings_of
+from tests.processes import begin, finish
 from tests.test_laws import play
 from tests.test_resume import Failing, PowerCutError, run, same
 from tests.workloads import long_workload
@@ -164,12 +167,15 @@ def answering(answer: object) -> Policy:
 
 
 FAULTY = {
-    "a worker that does not exist": (np.full(12, 99, np.int32), "to workers \\[99\\] of 4"),
-    "a negative worker": (np.full(12, -1, np.int32), "to workers \\[-1\\] of 4"),
+    "a worker that does not exist": (
+        np.full(12, 99, np.int32),
+        "worker 99 does not exist",
+    ),
+    "a negative worker": (np.full(12, -1, np.int32), r"worker -1 does not exist \(0 to 3\)"),
     "too few samples": (np.zeros(3, np.int32), "12 samples, 3 of them assigned"),
     "numbers that are not whole": (np.zeros(12), "flat array of int32, got float64"),
     "a list": ([0] * 12, "flat array of int32, got list"),
-    "a matrix": (np.zeros((12, 1), np.int32), "flat array of int32"),
+    "a matrix": (np.zeros((12, 1), np.int32), r"got int32 of shape \(12, 1\)"),
     "more than its quota": (
         np.zeros(12, np.int32),
         "their quotas are \\[",
@@ -185,7 +191,7 @@ def test_a_faulty_assignment_is_refused_before_kernels_read_it(fault: str) -> No
 
 
 def test_a_dispatch_that_returns_an_array_is_told_what_to_return() -> None:
-    with pytest.raises(PlanError, match="must return an Assignment, got array"):
+    with pytest.raises(PlanError, match=r"must return an Assignment, got array\(\[0.*\)$"):
         play(answering(np.zeros(12, np.int32)), long_workload("sgd"))
 
 
@@ -221,8 +227,44 @@ def test_a_broken_law_ends_a_command_in_one_line(
     monkeypatch.setattr("sys.argv", ["embroute", "compare", "--policies", "esd(1)"])
     with pytest.raises(SystemExit) as end:
         main()
-    assert end.value.code == 1
+    assert end.value.code == 70
     assert capsys.readouterr().err.splitlines()[-1] == "embroute: esd(1), step 3: law 1 broken"
+
+
+FAILS = """
+from embroute import Dispatch
+def choose(context):
+    return context.no_such_thing
+def failing() -> Dispatch:
+    return Dispatch("failing", choose)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compare", "--policies", "own:failing", "--steps", "40"],
+        pytest.param(
+            ["train", "--policy", "own:failing", "--workers", "1", "--steps", "40"],
+            marks=[pytest.mark.full, pytest.mark.xdist_group("processes")],
+        ),
+    ],
+    ids=["compare", "train"],
+)
+def test_an_error_in_a_part_ends_a_command_with_its_frames_only(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(FAILS)
+    monkeypatch.chdir(tmp_path)
+    code, output = finish(begin([sys.executable, "-m", "embroute", *command]))
+    assert code == 70, output
+    fault = "AttributeError: 'DispatchContext' object has no attribute 'no_such_thing'"
+    place = "own:failing, step 0, choose of dispatch failing: "
+    last = output.splitlines()[-1]
+    assert last.startswith("embroute: ")
+    assert last.endswith(f"{place}{fault} (own.py, line 4)")
+    assert f"\n{fault}\n" in output
+    assert re.findall(r'File ".*/(.*)", line', output) == ["own.py"]
 
 
 class Bad(NamedTuple):
@@ -248,8 +290,83 @@ def test_a_memory_that_no_checkpoint_can_save_is_refused_at_the_start(fault: str
 
 def test_an_undeclared_memory_is_named_with_the_declared_ones() -> None:
     policy, workload = make_policy(replace(sticky(), memory=None)), long_workload("sgd")
-    with pytest.raises(PlanError, match=r"a memory of LastWorker \(declared: none"):
+    fault = r"^sticky, step 0, choose of dispatch sticky: .* memory of LastWorker \(declared: none"
+    with pytest.raises(PlanError, match=fault):
         play(policy, workload)
+
+
+def failing(*_: object) -> int:
+    """A part's function with an error in it."""
+    return dict[int, int]()[0]
+
+
+def writing(context: embroute.DispatchContext) -> Assignment:
+    """A dispatch that forgets who decides and who learns."""
+    context.state.memory(LastWorker).worker_R[0] = 1
+    return sticky().choose(context)
+
+
+def writing_to_a_copy(context: embroute.DispatchContext) -> Assignment:
+    """A dispatch that may: its array is its own."""
+    context.state.memory(LastWorker).worker_R.copy()[0] = 1
+    return sticky().choose(context)
+
+
+def faulty_parts() -> dict[str, tuple[Policy, str]]:
+    """Policies with an error in a part's function, and how it is named."""
+    policy = make_policy(sticky)
+    dispatch, memory = policy.dispatch, policy.dispatch.memory
+    assert memory is not None
+
+    def remembering(name: str) -> Policy:
+        changed = replace(memory, **{name: failing})  # type: ignore[arg-type]
+        return replace(policy, dispatch=replace(dispatch, memory=changed))
+
+    return {
+        "choose": (
+            replace(policy, dispatch=replace(dispatch, choose=failing)),  # type: ignore[arg-type]
+            "step 0, choose of dispatch sticky",
+        ),
+        "learn": (remembering("learn"), "step 0, learn of LastWorker"),
+        "init": (remembering("init"), "init of LastWorker"),
+        "decide": (
+            replace(policy, sync=replace(policy.sync, decide=failing)),  # type: ignore[arg-type]
+            "step 0, decide of sync on-demand",
+        ),
+        "moves": (
+            replace(policy, evict=replace(policy.evict, moves=failing)),  # type: ignore[arg-type]
+            "step 0, moves of evict lru",
+        ),
+    }
+
+
+@pytest.mark.parametrize("part", ["choose", "learn", "init", "decide", "moves"])
+def test_an_error_in_a_part_names_policy_part_and_step_and_keeps_its_frames(part: str) -> None:
+    policy, place = faulty_parts()[part]
+    line = failing.__code__.co_firstlineno + 2
+    expected = f"sticky, {place}: KeyError: 0 (test_own_policy.py, line {line})"
+    with pytest.raises(PlanError, match=f"^{re.escape(expected)}$") as error:
+        play(policy, long_workload("sgd"))
+    cause = error.value.__cause__
+    assert cause is not None
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == ["failing"]
+
+
+def test_a_decision_cannot_write_into_the_memory() -> None:
+    policy = make_policy(sticky)
+    with pytest.raises(PlanError, match=r"choose of dispatch sticky: ValueError: .*read-only"):
+        play(
+            replace(policy, dispatch=replace(policy.dispatch, choose=writing)),
+            long_workload("sgd"),
+        )
+    allowed = replace(policy, dispatch=replace(policy.dispatch, choose=writing_to_a_copy))
+    play(allowed, long_workload("sgd"))
+
+
+def test_a_users_mistake_that_a_part_of_ours_finds_stays_a_value_error() -> None:
+    job = {"network": "edge-4", "batch": 32, "steps": 4, "warmup": 0}
+    with pytest.raises(ValueError, match=r"^embroute: floor names 2 workers, the cluster has 4"):
+        embroute.compare(policies="embroute(quotas=free, floor=0.1+0.1)", **job)
 
 
 def test_a_part_is_a_policy_with_the_usual_other_parts() -> None:

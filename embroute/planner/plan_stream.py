@@ -19,7 +19,7 @@ from embroute.planner.interfaces import PartMemory, Policy, RunStart, WarmStart
 from embroute.planner.plan import Plan, traffic
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
-from embroute.planner.state import Memory, PlanError, State, empty_state, prefault
+from embroute.planner.state import Memory, PlanError, State, empty_state, naming_part, prefault
 
 GIVE_UP = 1.25  # times the best step time: a candidate that will not catch up
 
@@ -67,7 +67,9 @@ def _empty(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
 
 def _first_memory(policy: Policy, declared: PartMemory, known: RunStart) -> Memory:
     """A part's memory before the first step, in the form that a checkpoint can save."""
-    memory, name = declared.init(known), declared.kind.__name__
+    name = declared.kind.__name__
+    with naming_part(policy.name, f"init of {name}"):
+        memory = declared.init(known)
     values = memory._asdict() if isinstance(memory, tuple) and hasattr(memory, "_asdict") else None
     if values is None or not isinstance(memory, declared.kind):
         raise PlanError(
