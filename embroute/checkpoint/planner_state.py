@@ -52,6 +52,13 @@ def save_planner(path: Path, state: State, position: Position) -> FileInfo:
 def load_planner(path: Path, state: State) -> dict[str, Json]:
     """Fill a fresh state of the same policy and setup; returns the position in the data."""
     file, arrays = TensorFile(path / PLANNER_FILE), _arrays(state)
+    saved, declared = ({name for name in names if "." in name} for names in (file.names, arrays))
+    if saved != declared:
+        raise ValueError(
+            f"{path.name}: the policy's memory has changed since the checkpoint: it has "
+            f"{_listed(declared - saved)} now, and had {_listed(saved - declared)}; give back the "
+            f"names, or train anew"
+        )
     for name, array in arrays.items():
         file.expect(name, array.shape, array.dtype.name)
     for name in ("first_WA", "capacity_WA"):  # fixed by the setup, not part of the state
@@ -64,6 +71,11 @@ def load_planner(path: Path, state: State) -> dict[str, Json]:
         values = object_of(scalars, "it", ("step",))
         state.step = whole_number(values["step"], "step")
     return read_position(path)
+
+
+def _listed(names: set[str]) -> str:
+    """Names in a sentence."""
+    return " and ".join(sorted(names)) or "none of them"
 
 
 def load_trained(path: Path, state: State, kept: type[Memory] | None = None) -> None:
