@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from embroute.planner.kernels.transfers import Decision
     from embroute.planner.plan import Plan
-    from embroute.planner.state import State
+    from embroute.planner.state import PlanError, State
     from embroute.policies.catalog import make_policy, register_policy
     from embroute.policies.sync.decision import make_decision
     from embroute.transport.interface import LostPeerError
@@ -56,6 +56,7 @@ __all__ = [
     "LostPeerError",
     "PartMemory",
     "Plan",
+    "PlanError",
     "Policy",
     "Prepared",
     "RowWiseAdagrad",
@@ -97,6 +98,7 @@ _HOMES = {
     "LostPeerError": "embroute.transport.interface",
     "PartMemory": "embroute.planner.interfaces",
     "Plan": "embroute.planner.plan",
+    "PlanError": "embroute.planner.state",
     "Policy": "embroute.planner.interfaces",
     "Prepared": "embroute.nn.prepared",
     "RowWiseAdagrad": "embroute.engine.optim",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NamedTuple
@@ -168,7 +170,7 @@ def test_installed_package_brings_its_policies(monkeypatch: pytest.MonkeyPatch) 
         def load(self) -> Callable[..., embroute.Dispatch]:
             return sticky
 
-    monkeypatch.setattr(catalog, "_installed", lambda: {"shipped": Installed()})
+    monkeypatch.setattr(catalog, "installed_policies", lambda: {"shipped": Installed()})
     assert make_policy("shipped(2)").dispatch.name == "sticky"
     with pytest.raises(ValueError, match=r"no policy 'shiped' .*, shipped, lower-bound\)"):
         make_policy("shiped")
@@ -223,11 +225,18 @@ def test_a_part_is_a_policy_with_the_usual_other_parts() -> None:
     assert list(embroute.compare(policies=sticky(), **job).results) == ["vanilla", "sticky"]
 
 
+def test_help_lists_the_policies_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "installed_policies", lambda: {"shipped": None})
+    monkeypatch.delitem(sys.modules, "embroute.cli.compare", raising=False)
+    command = import_module("embroute.cli.compare").compare_command
+    assert "; shipped: of an installed package;" in command.epilog
+
+
 def test_a_package_whose_policy_cannot_be_imported_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entry = EntryPoint("broken", "no_such_module:policy", catalog.ENTRY_POINTS)
-    monkeypatch.setattr(catalog, "_installed", lambda: {"broken": entry})
+    monkeypatch.setattr(catalog, "installed_policies", lambda: {"broken": entry})
     with pytest.raises(ValueError, match=r"no_such_module:policy of the installed package"):
         make_policy("broken")
 
@@ -236,4 +245,4 @@ def test_a_package_cannot_take_the_name_of_a_policy(monkeypatch: pytest.MonkeyPa
     entry = EntryPoint("esd", "examples.own_policy:sticky", catalog.ENTRY_POINTS)
     monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
     with pytest.warns(UserWarning, match="has a policy 'esd', which is a policy of embroute"):
-        assert catalog._installed.__wrapped__() == {}
+        assert catalog.installed_policies.__wrapped__() == {}

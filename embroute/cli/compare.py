@@ -28,7 +28,7 @@ from embroute.config.data_options import DataOptions
 from embroute.config.option_model import Group
 from embroute.config.run_options import JobOptions, RunConfig
 from embroute.config.signature import first_line, options_of
-from embroute.policies.catalog import SYSTEMS
+from embroute.policies.catalog import SYSTEMS, installed_policies
 from embroute.report.comparison_table import comparison_table, remarks
 from embroute.simulator.measurements import (
     DEFAULT_POLICIES,
@@ -44,6 +44,7 @@ _EPILOG = (
         f"{name}({', '.join(options_of(factory))}): {first_line(factory)}".replace("()", "")
         for name, factory in SYSTEMS.items()
     )
+    + "".join(f"; {name}: of an installed package" for name in installed_policies())
     + "; lower-bound: a limit that no exact policy can beat. Or a mix of parts: "
 )
 _EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restricts any of them.'

@@ -127,7 +127,7 @@ def _place(factory: Factory) -> object:
 
 
 @cache
-def _installed() -> Mapping[str, EntryPoint]:
+def installed_policies() -> Mapping[str, EntryPoint]:
     """Policies of installed packages by name; embroute's own names stay its own."""
     entries = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     for name in SYSTEMS.keys() & entries.keys():
@@ -214,9 +214,14 @@ def _factory(kind: str, entries: Mapping[str, Factory], name: str) -> Factory:
         return _imported(name)
     if name in _REGISTERED:
         return _REGISTERED[name]
-    if name in _installed():
-        return _loaded(_installed()[name])
-    known = [*entries, *_REGISTERED, *_installed(), *([LOWER_BOUND] if entries is SYSTEMS else [])]
+    if name in installed_policies():
+        return _loaded(installed_policies()[name])
+    known = [
+        *entries,
+        *_REGISTERED,
+        *installed_policies(),
+        *([LOWER_BOUND] if entries is SYSTEMS else []),
+    ]
     number = re.fullmatch(r"(.+?)-?([0-9.]+)", name.lower())
     if number and number[1] in entries:  # esd1 for esd(1)
         hint = f"; did you mean {number[1]}({number[2]})?"
