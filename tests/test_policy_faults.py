@@ -7,14 +7,17 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import embroute
 from embroute import Assignment, Decision, Dispatch, PartMemory, Policy, SyncContext
+from embroute.checkpoint.planner_state import load_planner, save_planner
+from embroute.checkpoint.tensor_header import TENSOR_DTYPES
 from embroute.cli.main import main
+from embroute.planner.plan_stream import MEMORY_DTYPES
 from embroute.planner.state import PlanError
 from embroute.policies.catalog import make_policy
 from examples.own_policy import LastWorker, sticky
@@ -130,13 +133,14 @@ def test_an_error_in_a_part_ends_a_command_with_its_frames_only(
 
 
 class Bad(NamedTuple):
-    values: object
+    values: Any
 
 
 BAD_MEMORIES = {
     "a dict": ({"values": 1}, "the memory Bad must be a NamedTuple of arrays"),
     "a list in a field": (Bad([1]), r"Bad\.values must be an array of numbers"),
     "objects in an array": (Bad(np.array([object()])), r"Bad\.values must be an array of numbers"),
+    "a type that no file has": (Bad(np.zeros(1, np.uint64)), r"Bad\.values .*, got uint64"),
     "another kind": (LastWorker(np.zeros(1, np.int32)), "the memory Bad must be"),
 }
 
@@ -148,6 +152,23 @@ def test_a_memory_that_no_checkpoint_can_save_is_refused_at_the_start(fault: str
     dispatch = Dispatch("bad", sticky().choose, memory)
     with pytest.raises(PlanError, match=complaint):
         long_workload("sgd").start(make_policy(dispatch))
+
+
+def test_a_memory_may_have_every_type_that_files_have_and_any_shape(tmp_path: Path) -> None:
+    assert {*MEMORY_DTYPES, "bfloat16"} == set(TENSOR_DTYPES)
+    policy, workload = make_policy("esd(1)"), long_workload("sgd")
+    for kind in MEMORY_DTYPES:
+        for shape in ((), (0,), (2, 3, 4)):
+            first = Bad(np.ones(shape, kind))
+            memory = PartMemory(Bad, lambda start, first=first: first._replace())  # type: ignore
+            changed = replace(policy, dispatch=replace(policy.dispatch, memory=memory))
+            state = workload.start(changed)
+            save_planner(tmp_path, state, {})
+            resumed = workload.start(changed)
+            resumed.memory(Bad).values[...] = 0
+            load_planner(tmp_path, resumed)
+            values = resumed.memory(Bad).values
+            assert (values.dtype.name, values.shape, values.all()) == (kind, shape, True)
 
 
 def test_an_undeclared_memory_is_named_with_the_declared_ones() -> None:

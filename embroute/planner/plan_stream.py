@@ -21,6 +21,9 @@ from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
 from embroute.planner.state import Memory, PlanError, State, empty_state, naming_part, prefault
 
+# What a checkpoint can save of a policy's memory.
+_INTEGERS, _FLOATS = ("uint8", "int8", "int16", "int32", "int64"), ("float16", "float32", "float64")
+MEMORY_DTYPES = ("bool", *_INTEGERS, *_FLOATS)
 GIVE_UP = 1.25  # times the best step time: a candidate that will not catch up
 
 
@@ -77,10 +80,11 @@ def _first_memory(policy: Policy, declared: PartMemory, known: RunStart) -> Memo
             f"{shown(memory)}"
         )
     for field, value in values.items():
-        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+        kind = value.dtype.name if isinstance(value, np.ndarray) else None
+        if kind not in MEMORY_DTYPES:
             raise PlanError(
                 f"{policy.name}: {name}.{field} must be an array of numbers, which checkpoints can "
-                f"save, got {shown(value)}"
+                f"save ({', '.join(MEMORY_DTYPES)}), got {kind or shown(value)}"
             )
     return memory
 

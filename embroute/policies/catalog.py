@@ -44,8 +44,9 @@ from embroute.policies.systems import (
 
 Part = Dispatch | Sync | Evict
 Factory = Callable[..., Policy | Part]
-# A text, a policy, a part with the usual other parts, or a function without required arguments.
+"""A function that makes a policy or a part: its parameters are the options."""
 PolicyLike = str | Policy | Part | Factory
+"""A text, a policy, a part with the usual other parts, or a function without required arguments."""
 
 DISPATCHES: Mapping[str, Factory] = {
     "block": block,
