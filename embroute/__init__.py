@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from embroute.planner.interfaces import SyncContext as SyncContext
     from embroute.planner.kernels.transfers import Decision as Decision
     from embroute.planner.plan import Plan as Plan
+    from embroute.planner.state import PlanError as PlanError
     from embroute.planner.state import State as State
     from embroute.policies.catalog import make_policy as make_policy
     from embroute.policies.catalog import register_policy as register_policy
@@ -66,7 +67,7 @@ _NAMES = {
     "Sync SyncContext",
     "planner.kernels.transfers": "Decision",
     "planner.plan": "Plan",
-    "planner.state": "State",
+    "planner.state": "PlanError State",
     "policies.catalog": "make_policy register_policy",
     "policies.sync.decision": "make_decision",
     "transport.interface": "LostPeerError",

@@ -173,7 +173,7 @@ def test_catalog_states_the_properties_of_each_system() -> None:
     assert make_policy("het").sync.bound == 100
 
 
-NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-place, unbounded"
+NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-place, unbounded, lower-bound"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-p
             "scars(rate=50)",
             "scars has no option 'rate' (options: hot, buffer, sample, shuffle, seed)",
         ),
-        ("vanilla(1)", "vanilla takes at most 0 arguments, got 'vanilla(1)'"),
+        ("vanilla(1)", "vanilla takes no arguments, got 'vanilla(1)'"),
         ("esd(1, block, 3)", "esd takes at most 2 arguments"),
         ("esd(1, alpha=0)", "esd: option 'alpha' is given twice"),
         ("esd(alpha=1, alpha=0)", "option 'alpha' is given twice"),

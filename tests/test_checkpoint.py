@@ -183,7 +183,7 @@ def test_crash_while_saving_leaves_a_whole_checkpoint(
         ("manifest.json", lambda data: None, "is missing"),
         ("manifest.json", lambda data: data[:-2], "is damaged: Expecting"),
         ("manifest.json", lambda data: data.replace(b"esd", b"esb"), "does not have its checksum"),
-        ("manifest.json", lambda data: b'{"version": 1}', "has version 1, this program reads 3"),
+        ("manifest.json", lambda data: b'{"version": 1}', "has version 1, this program reads 4"),
     ],
 )
 def test_verify_refuses_a_damaged_checkpoint(

@@ -121,6 +121,10 @@ def test_bind_refuses_wrong_arguments(text: str, fault: str) -> None:
 def test_bind_refuses_options_of_a_name_without_options() -> None:
     with pytest.raises(ValueError, match=re.escape("nocache has no option 'a' (options: none)")):
         bind(parse_call("nocache(a=1)"), ())
+    with pytest.raises(ValueError, match=re.escape("nocache takes no arguments, got 'nocache(1)'")):
+        bind(parse_call("nocache(1)"), ())
+    with pytest.raises(ValueError, match="het takes at most 1 argument, got"):
+        bind(parse_call("het(1, 2)"), ("bound",))
 
 
 @pytest.mark.parametrize("text", ["3", "3.0", "3e0", " 3 "])

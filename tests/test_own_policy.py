@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 
 import embroute
-from embroute import Assignment, Decision, Dispatch, PartMemory, Policy, SyncContext
-from embroute.cli.main import cli, main
-from embroute.planner.state import PlanError
+from embroute import PartMemory
+from embroute.checkpoint.planner_state import load_planner, save_planner
+from embroute.cli.main import cli
 from embroute.policies import catalog
-from embroute.policies.catalog import make_policy, register_policy
+from embroute.policies.catalog import make_policy, policy_of, register_policy
 from examples.own_policy import LastWorker, sticky
 from tests.jobs import batches, gathered, plain_cached, settings_of
 from tests.test_laws import play
@@ -89,6 +92,22 @@ def test_training_with_an_own_policy_equals_plain_torch_and_resumes_bit_identica
     same(gathered(resumed, *topology), gathered(whole, *topology))
 
 
+class Renamed(NamedTuple):
+    """The memory of a policy after its field was renamed."""
+
+    last_R: npt.NDArray[np.int32]
+
+
+def test_a_renamed_field_of_the_memory_is_named_at_the_resume(tmp_path: Path) -> None:
+    policy, workload = make_policy(sticky), long_workload("sgd")
+    save_planner(tmp_path, workload.start(policy), {})
+    memory = PartMemory(Renamed, lambda start: Renamed(np.zeros(3, np.int32)))
+    changed = replace(policy, dispatch=replace(policy.dispatch, memory=memory))
+    fault = "memory has changed since the checkpoint: it has Renamed.last_R now, and had "
+    with pytest.raises(ValueError, match=f"{fault}LastWorker.worker_R"):
+        load_planner(tmp_path, workload.start(changed))
+
+
 def test_registered_policy_is_chosen_by_name(registry: dict[str, catalog.Factory]) -> None:
     register_policy("sticky", sticky)
     assert make_policy("sticky(1)").dispatch.name == "sticky"
@@ -97,11 +116,53 @@ def test_registered_policy_is_chosen_by_name(registry: dict[str, catalog.Factory
         make_policy("sticky(x)")
 
 
-@pytest.mark.parametrize("name", ["esd", "on-demand", "lower-bound", "a:b", "a b", "a(1)"])
+@pytest.mark.parametrize("name", ["esd", "on-demand", "lower-bound", "a:b", "a b", "a(1)", ""])
 def test_registered_name_must_be_new(name: str, registry: dict[str, catalog.Factory]) -> None:
-    with pytest.raises(ValueError, match=r"is taken or is no name|expected"):
+    with pytest.raises(ValueError, match=r"is taken|a name has letters, digits and _ \. -"):
         register_policy(name, sticky)
     assert not registry
+
+
+def test_register_policy_refuses_what_is_no_function(
+    registry: dict[str, catalog.Factory],
+) -> None:
+    with pytest.raises(ValueError, match="'x' needs a function that makes a policy or a part, got"):
+        register_policy("x", 3)  # type: ignore[arg-type]
+    assert not registry
+
+
+def test_a_registered_policy_is_not_replaced_by_another(
+    registry: dict[str, catalog.Factory],
+) -> None:
+    register_policy("x", sticky)
+    register_policy("x", sticky)  # as a cell that runs twice does
+    for other in (lambda: sticky(1), partial(sticky, 1), make_policy):
+        with pytest.raises(ValueError, match="'x' is taken; choose another name"):
+            register_policy("x", other)
+    assert registry == {"x": sticky}
+
+
+def test_partial_functions_have_their_options_in_their_names() -> None:
+    job = {"network": "edge-2", "batch": 32, "steps": 12, "warmup": 2}
+    both = [partial(sticky, 1), partial(sticky, field=0)]
+    compared = embroute.compare("online-retail", policies=both, **job)
+    assert list(compared.results) == ["vanilla", "sticky(1)", "sticky(field=0)"]
+    with pytest.raises(ValueError, match=r"'<lambda>' is given twice; dataclasses\.replace"):
+        embroute.compare(policies=[lambda: sticky(0), lambda: sticky(1)])
+
+
+def test_the_name_of_a_file_alone_is_answered_with_its_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "freq.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"lower-bound\); did you mean freq:freq, the function"):
+        make_policy("freq")
+
+
+def test_an_error_says_the_text_of_a_policy_once() -> None:
+    with pytest.raises(ValueError, match=r"^--policies 'no_file:x': there is no module"):
+        policy_of("--policies", "no_file:x")
 
 
 def test_installed_package_brings_its_policies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +170,9 @@ def test_installed_package_brings_its_policies(monkeypatch: pytest.MonkeyPatch) 
         def load(self) -> Callable[..., embroute.Dispatch]:
             return sticky
 
-    monkeypatch.setattr(catalog, "_installed", lambda: {"shipped": Installed()})
+    monkeypatch.setattr(catalog, "installed_policies", lambda: {"shipped": Installed()})
     assert make_policy("shipped(2)").dispatch.name == "sticky"
-    with pytest.raises(ValueError, match=r"no policy 'shiped' .*, shipped\)"):
+    with pytest.raises(ValueError, match=r"no policy 'shiped' .*, shipped, lower-bound\)"):
         make_policy("shiped")
 
 
@@ -157,114 +218,25 @@ def test_public_names_are_exactly_these() -> None:
     assert all(getattr(embroute, name) is not None for name in embroute.__all__)
 
 
-def answering(answer: object) -> Policy:
-    """A policy whose dispatch gives this answer for every batch."""
-    esd = make_policy("esd(1)")
-    return replace(esd, dispatch=Dispatch("faulty", lambda context: answer))  # type: ignore
-
-
-FAULTY = {
-    "a worker that does not exist": (np.full(12, 99, np.int32), "to workers \\[99\\] of 4"),
-    "a negative worker": (np.full(12, -1, np.int32), "to workers \\[-1\\] of 4"),
-    "too few samples": (np.zeros(3, np.int32), "12 samples, 3 of them assigned"),
-    "numbers that are not whole": (np.zeros(12), "flat array of int32, got float64"),
-    "a list": ([0] * 12, "flat array of int32, got list"),
-    "a matrix": (np.zeros((12, 1), np.int32), "flat array of int32"),
-    "more than its quota": (
-        np.zeros(12, np.int32),
-        "their quotas are \\[",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTY)
-def test_a_faulty_assignment_is_refused_before_kernels_read_it(fault: str) -> None:
-    worker_S, complaint = FAULTY[fault]
-    with pytest.raises(PlanError, match=complaint):
-        play(answering(Assignment(worker_S)), long_workload("sgd"))  # type: ignore
-
-
-def test_a_dispatch_that_returns_an_array_is_told_what_to_return() -> None:
-    with pytest.raises(PlanError, match="must return an Assignment, got array"):
-        play(answering(np.zeros(12, np.int32)), long_workload("sgd"))
-
-
-@pytest.mark.parametrize("name", ["need_T", "mode_T", "push_T", "drop_T"])
-def test_a_faulty_decision_is_refused_before_kernels_read_it(name: str) -> None:
-    esd = make_policy("esd(1)")
-
-    def decide(context: SyncContext) -> Decision:
-        return esd.sync.decide(context)._replace(**{name: np.zeros(1, np.uint8)})  # type: ignore
-
-    with pytest.raises(PlanError, match=f"{name} must have [0-9]+ values of uint8, got 1 of uint8"):
-        play(replace(esd, sync=replace(esd.sync, decide=decide)), long_workload("sgd"))
-
-
-def test_a_returned_copy_of_no_worker_is_refused() -> None:
-    esd, four = make_policy("esd(1)"), np.full(1, 4, np.int32)
-
-    def decide(context: SyncContext) -> Decision:
-        return esd.sync.decide(context)._replace(return_worker=four, return_unique=four * 0)
-
-    with pytest.raises(PlanError, match="must name 4 workers"):
-        play(replace(esd, sync=replace(esd.sync, decide=decide)), long_workload("sgd"))
-
-
-@pytest.mark.usefixtures("in_examples")
-def test_a_broken_law_ends_a_command_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*_: object) -> None:
-        raise PlanError("esd(1), step 3: law 1 broken")
-
-    monkeypatch.setattr("embroute.planner.decide.check", broken)
-    monkeypatch.setattr("sys.argv", ["embroute", "compare", "--policies", "esd(1)"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 1
-    assert capsys.readouterr().err.splitlines()[-1] == "embroute: esd(1), step 3: law 1 broken"
-
-
-class Bad(NamedTuple):
-    values: object
-
-
-BAD_MEMORIES = {
-    "a dict": ({"values": 1}, "the memory Bad must be a NamedTuple of arrays"),
-    "a list in a field": (Bad([1]), r"Bad\.values must be an array of numbers"),
-    "objects in an array": (Bad(np.array([object()])), r"Bad\.values must be an array of numbers"),
-    "another kind": (LastWorker(np.zeros(1, np.int32)), "the memory Bad must be"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD_MEMORIES)
-def test_a_memory_that_no_checkpoint_can_save_is_refused_at_the_start(fault: str) -> None:
-    value, complaint = BAD_MEMORIES[fault]
-    memory = PartMemory(Bad, lambda start: value)  # type: ignore
-    dispatch = Dispatch("bad", sticky().choose, memory)
-    with pytest.raises(PlanError, match=complaint):
-        long_workload("sgd").start(make_policy(dispatch))
-
-
-def test_an_undeclared_memory_is_named_with_the_declared_ones() -> None:
-    policy, workload = make_policy(replace(sticky(), memory=None)), long_workload("sgd")
-    with pytest.raises(PlanError, match=r"a memory of LastWorker \(declared: none"):
-        play(policy, workload)
-
-
 def test_a_part_is_a_policy_with_the_usual_other_parts() -> None:
     job = {"network": "edge-2", "batch": 32, "steps": 12, "warmup": 2}
     result = embroute.compare("online-retail", policies=[sticky(field=1), "vanilla"], **job)
     assert list(result.results) == ["sticky", "vanilla"]
     assert list(embroute.compare(policies=sticky(), **job).results) == ["vanilla", "sticky"]
-    assert make_policy(partial(sticky, field=1)).name == "sticky"
+
+
+def test_help_lists_the_policies_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "installed_policies", lambda: {"shipped": None})
+    monkeypatch.delitem(sys.modules, "embroute.cli.compare", raising=False)
+    command = import_module("embroute.cli.compare").compare_command
+    assert "; shipped: of an installed package;" in command.epilog
 
 
 def test_a_package_whose_policy_cannot_be_imported_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entry = EntryPoint("broken", "no_such_module:policy", catalog.ENTRY_POINTS)
-    monkeypatch.setattr(catalog, "_installed", lambda: {"broken": entry})
+    monkeypatch.setattr(catalog, "installed_policies", lambda: {"broken": entry})
     with pytest.raises(ValueError, match=r"no_such_module:policy of the installed package"):
         make_policy("broken")
 
@@ -273,4 +245,4 @@ def test_a_package_cannot_take_the_name_of_a_policy(monkeypatch: pytest.MonkeyPa
     entry = EntryPoint("esd", "examples.own_policy:sticky", catalog.ENTRY_POINTS)
     monkeypatch.setattr(catalog, "entry_points", lambda group: [entry])
     with pytest.warns(UserWarning, match="has a policy 'esd', which is a policy of embroute"):
-        assert catalog._installed.__wrapped__() == {}
+        assert catalog.installed_policies.__wrapped__() == {}

@@ -82,3 +82,13 @@ def test_bars_become_lines_in_commands_only(
         update(advance=3)
         assert written.wait(20 if lines else 0.05) == lines
     assert capsys.readouterr().err.startswith("esd(1)\n") == lines
+
+
+def test_no_bar_where_colours_are_forced_but_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook sets FORCE_COLOR for the commands that it runs."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar("reading", 2, counted=True) as update:
+        update(advance=1)
+    assert capsys.readouterr().err == ""

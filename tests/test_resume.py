@@ -244,3 +244,34 @@ def test_epoch_beyond_the_declared_epochs_is_refused() -> None:
     settings = settings_of("herald", 2)
     with pytest.raises(ValueError, match=r"epoch 2 was started, but prepare .* epochs=1: "):
         run_in_process(2, 1, lambda rank: epochs(rank, batches(2, 5), settings))
+
+
+@pytest.mark.parametrize("policy", ["esd(1)", pytest.param("het(3)", marks=pytest.mark.full)])
+def test_row_bytes_after_a_resume_equal_those_of_the_whole_run(policy: str, tmp_path: Path) -> None:
+    """The drain of the checkpoint counts, though it is told after it."""
+    stream = batches(3, STEPS)
+
+    def row_bytes(folder: Path, stream: Sequence[Batch]) -> tuple[int, int]:
+        settings = saving(policy, 3, folder) | {"compare_with": "vanilla"}
+
+        def main(rank: RankContext) -> tuple[int, int]:
+            model = new_model()
+            ready = prepare(model, optimizers_of("adagrad", model), stream, rank, **settings)
+            steps = total = 0
+            for batch in ready.loader:
+                model.zero_grad()
+                ready.backward(loss_of(model, batch))  # type: ignore[arg-type]
+                if rank.name == "worker0" and ready.session and ready.session.current:
+                    steps, total = steps + 1, total + int(ready.session.current.figures[-2])
+            if ready.session is not None and ready.session.drain_figures is not None:
+                total += int(ready.session.drain_figures[-2])
+            return steps, total
+
+        return run_in_process(3, 2, main)["worker0"]
+
+    whole = row_bytes(tmp_path / "whole", stream)
+    with pytest.raises(PowerCutError):
+        row_bytes(tmp_path / "cut", Failing(stream, 52))
+    resumed = row_bytes(tmp_path / "cut", stream)
+    assert resumed[0] < whole[0] == STEPS
+    assert resumed[1] == whole[1] > 0

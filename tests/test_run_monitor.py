@@ -147,13 +147,21 @@ def test_resumed_run_continues_steps_clock_and_bytes(tmp_path: Path) -> None:
         file.write('{"step": 7, "sec')
     clock.now += 1000
     _wait_for_the_next_second()
-    again = RunMonitor(tmp_path, 10, clock.lines(Terminal()))
+    terminal = Terminal()
+    again = RunMonitor(tmp_path, 10, clock.lines(terminal))
+    again.drained(np.array([0, 0, 4 * 6_000_000, 0]))  # the row bytes that the checkpoint holds
     train(again, clock, 4, [1.0] * 6)
     again.close(9, "vanilla", {})
     lines = lines_of(tmp_path)
     assert [line["step"] for line in lines] == list(range(1, 11))
     assert [line["seconds"] for line in lines] == [float(step) for step in range(1, 11)]
     assert [line["row_bytes"] for line in lines] == [6_000_000 * step for step in range(1, 11)]
+    summary = json.loads((tmp_path / SUMMARY).read_text())
+    assert summary["resumed_at"] == 4
+    assert 2 * summary["row_bytes"] == summary["vanilla_row_bytes"] == 120_000_000
+    *_, speed, moved = terminal.getvalue().splitlines()
+    assert "10 steps, 100 samples/s since the resume at step 4" in speed
+    assert moved.endswith("60.0 MB with vanilla, about 50 % of the 120.0 MB that vanilla would")
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     assert [scalar.step for scalar in board.Scalars("loss")] == list(range(1, 11))

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from embroute.checkpoint.rank_files import Stateful, Training
 from embroute.checkpoint.strict_json import Json
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile
 from embroute.engine.control import broadcast_text, receive_replies, send_reply
+from embroute.engine.coordinator import RunCounts
 from embroute.engine.store import CacheStore
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.planner.setup import Setup
@@ -160,16 +161,16 @@ class Saver:
     def __post_init__(self) -> None:
         self._planner_file: FileInfo | None = None
 
-    def save_planner_state(self, state: State, samples: int) -> None:
+    def save_planner_state(self, state: State, counts: RunCounts) -> None:
         """Write the planner's state as it is now, and the position in the data."""
         self.lock.check()
-        position: Position = {"batches": state.step, "samples": samples, "random": self.random}
+        position: Position = {"batches": state.step, **asdict(counts), "random": self.random}
         self._planner_file = save_planner(self.settings.partial(state.step), state, position)
 
-    def finish(self, state: State, samples: int) -> Path:
+    def finish(self, state: State, counts: RunCounts) -> Path:
         """Collect the files of all ranks and publish the checkpoint."""
         if self._planner_file is None:
-            self.save_planner_state(state, samples)
+            self.save_planner_state(state, counts)
         assert self._planner_file is not None
         # A reply is a file's FileInfo as a JSON list. It comes after the file is on the disk.
         replies = receive_replies(self.rank.replies, self.rank.peers)

@@ -37,7 +37,7 @@ from embroute.checkpoint.tensor_file import FileInfo, TensorFile, new_file
 from embroute.checkpoint.tensor_header import SUM_DIGITS, TENSOR_DTYPES, checksum
 from embroute.cost.step_time import OPTIMIZERS
 
-VERSION = 3
+VERSION = 4
 MAX_BYTES = 1 << 26  # of a manifest
 ROW_TYPES = ("float16", "float32", "float64")
 PLANNER_FILE, DENSE_FILE = "planner.safetensors", "dense.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter
 from embroute.checkpoint.manifest import PLANNER_FILE
 from embroute.checkpoint.strict_json import Json, list_of, object_of, validated
 from embroute.checkpoint.tensor_file import FileInfo, TensorFile, as_tensor, write_tensors
+from embroute.engine.coordinator import RunCounts
 from embroute.kernels.array_types import Array
 from embroute.models.initial_rows import initial_rows
 from embroute.planner.state import Memory, State
@@ -53,6 +55,13 @@ def save_planner(path: Path, state: State, position: Position) -> FileInfo:
 def load_planner(path: Path, state: State) -> dict[str, Json]:
     """Fill a fresh state of the same policy and setup; returns the position in the data."""
     file, arrays = TensorFile(path / PLANNER_FILE), _arrays(state)
+    saved, declared = ({name for name in names if "." in name} for names in (file.names, arrays))
+    if saved != declared:
+        raise ValueError(
+            f"{path.name}: the policy's memory has changed since the checkpoint: it has "
+            f"{_listed(declared - saved)} now, and had {_listed(saved - declared)}; give back the "
+            f"names, or train anew"
+        )
     for name, array in arrays.items():
         file.expect(name, array.shape, array.dtype.name)
     for name in ("first_WA", "capacity_WA"):  # fixed by the setup, not part of the state
@@ -64,6 +73,11 @@ def load_planner(path: Path, state: State) -> dict[str, Json]:
     with file.parsing("state"):
         state.step = validated(_COUNT, object_of(scalars, "it")["step"], "step")
     return read_position(path)
+
+
+def _listed(names: set[str]) -> str:
+    """Names in a sentence."""
+    return " and ".join(sorted(names)) or "none of them"
 
 
 def load_trained(path: Path, state: State, kept: type[Memory] | None = None) -> None:
@@ -96,11 +110,12 @@ def read_position(path: Path) -> dict[str, Json]:
         return object_of(position, "it")
 
 
-def samples_before(path: Path) -> int:
-    """Number of samples trained before a checkpoint."""
+def counts_before(path: Path) -> RunCounts:
+    """What the run had done when it saved a checkpoint."""
     position = read_position(path)
     with TensorFile(path / PLANNER_FILE).parsing("position"):
-        return validated(_COUNT, position["samples"], "samples")
+        counts = (validated(_COUNT, position[one.name], one.name) for one in fields(RunCounts))
+        return RunCounts(*counts)
 
 
 def first_random_state(path: Path) -> torch.Tensor:

@@ -40,7 +40,7 @@ from embroute.config.progress import progress_bar
 from embroute.config.run_options import DEFAULT_POLICY, JobOptions, RunConfig
 from embroute.config.signature import first_line, options_of
 from embroute.data.batch import Source
-from embroute.policies.catalog import SYSTEMS, policy_of
+from embroute.policies.catalog import SYSTEMS, installed_policies, policy_of
 from embroute.report.comparison_table import comparison_table, remarks, step_quantiles
 from embroute.simulator.comparison import policy_result
 from embroute.simulator.measurements import DEFAULT_POLICIES, policies_of
@@ -55,6 +55,7 @@ _EPILOG = (
         f"{name}({', '.join(options_of(factory))}): {first_line(factory)}".replace("()", "")
         for name, factory in SYSTEMS.items()
     )
+    + "".join(f"; {name}: of an installed package" for name in installed_policies())
     + "; lower-bound: a limit that no exact policy can beat. Or a mix of parts: "
 )
 _EPILOG += '"dispatch=esd sync=het(10) evict=clairvoyant". workers=fast restricts any of them.'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from functools import cache
 from importlib import import_module
 from typing import NoReturn
@@ -116,11 +117,14 @@ def main() -> None:
     except MemoryError as error:
         _fail(f"not enough memory ({error}); a smaller --batch, --dim or --hash-rows needs less", 2)
     except RuntimeError as error:
+        from embroute.launch.process import FAULT
         from embroute.planner.state import PlanError  # imports numba
 
         if not isinstance(error, PlanError):
             raise
-        _fail(str(error), 1)
+        if error.__cause__ is not None:  # with the frames of the user's part
+            traceback.print_exception(error.__cause__, chain=False)
+        _fail(str(error), FAULT)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

@@ -116,7 +116,8 @@ def progress_bar(
         BarColumn(),
         *(COUNTED if counted else PERCENT),
     )
-    hidden = not console.is_terminal or is_quiet()
+    # Not console.is_terminal: a notebook sets FORCE_COLOR for the commands that it runs.
+    hidden = not (sys.stderr.isatty() or console.is_jupyter) or is_quiet()
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         progress.add_task(activity, total=total)
         (task,) = progress.tasks

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Between(NamedTuple):
-    """The range of an annotated number."""
+    """The range of an annotated number: `Annotated[int, Between(1, 100)]`."""
 
     low: float
     high: float = LARGEST_COUNT

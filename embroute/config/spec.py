@@ -113,7 +113,8 @@ def parse_call(text: str) -> CallSpec:
 def bind(call: CallSpec, names: tuple[str, ...]) -> dict[str, str]:
     """The arguments of a call by name; unknown and repeated arguments are refused."""
     if len(call.args) > len(names):
-        raise ValueError(f"{call.name} takes at most {len(names)} arguments, got {str(call)!r}")
+        most = ("no arguments", "at most 1 argument", f"at most {len(names)} arguments")
+        raise ValueError(f"{call.name} takes {most[min(len(names), 2)]}, got {str(call)!r}")
     bound = dict(zip(names, call.args, strict=False))
     for key, value in call.options.items():
         if key not in names:

@@ -40,13 +40,21 @@ from embroute.planner.plan_stream import plans
 from embroute.planner.state import State
 
 
+@dataclass
+class RunCounts:
+    """What a run has done since it began, also before a resume. Checkpoints save it."""
+
+    samples: int = 0
+    row_bytes: int = 0  # drains included; counted if there are figures to display
+
+
 class CheckpointWriter(Protocol):
     """The coordinator's side of a checkpoint."""
 
-    def save_planner_state(self, state: State, samples: int) -> None:
+    def save_planner_state(self, state: State, counts: RunCounts) -> None:
         """Write the planner's state before a drain changes it."""
 
-    def finish(self, state: State, samples: int) -> object:
+    def finish(self, state: State, counts: RunCounts) -> object:
         """Make the files of all ranks one checkpoint."""
 
 
@@ -72,7 +80,7 @@ class Coordinator:
     held_out: Iterable[object] | None = None
     baseline: BaselineTraffic | None = None  # with it, the first worker gets figures to display
     saver: CheckpointWriter | None = None
-    samples_trained: int = 0  # in all, also before a resume
+    counts: RunCounts = field(default_factory=RunCounts)
     stop: threading.Event = field(default_factory=threading.Event)  # asks for an early end
     meter: Meter = field(default_factory=Meter)
 
@@ -82,8 +90,10 @@ class Coordinator:
         self._samples_read = 0
         self._last_saved = self._last_evaluated = -1  # steps
         self._stop_requested = False  # by a worker
-        # Bytes that drains have moved since the last step message, in the form of `_figures`.
+        # Bytes of drains since the last step message, in the form of `_figures`. The first message
+        # of a resumed run brings all row bytes before it.
         self._drained = np.zeros(self.rank.num_workers + 2, np.int64)
+        self._drained[-2] = self.counts.row_bytes
 
     def run(self, loader: Iterable[object], first_epoch: Iterable[object]) -> None:
         """Direct the ranks from the first batch to the stop."""
@@ -121,7 +131,7 @@ class Coordinator:
         """
         unscheduled = self._last_saved != self.state.step
         if unscheduled and self.saver is not None and self.policy.exact:
-            self.saver.save_planner_state(self.state, self.samples_trained)
+            self.saver.save_planner_state(self.state, self.counts)
         self._drain()
         if unscheduled:
             self._save()
@@ -148,12 +158,12 @@ class Coordinator:
 
     def _flags(self, plan: Plan) -> int:
         """Flags of a step for the user's loop."""
-        before = self.samples_trained
-        self.samples_trained += len(plan.now.batch)
+        before = self.counts.samples
+        self.counts.samples += len(plan.now.batch)
         flags = step_message.EVAL_FOLLOWS if self._evaluates_after(plan.step + 1) else 0
         # The end of the last epoch has no flag: a checkpoint or an evaluation may follow it.
         ends = self._epoch_ends[: self.schedule.epochs - 1]
-        ended = any(before < end <= self.samples_trained for end in ends)
+        ended = any(before < end <= self.counts.samples for end in ends)
         return flags | (step_message.EPOCH_ENDS if ended else 0)
 
     def _figures(self, plan: Plan) -> I64:
@@ -167,7 +177,8 @@ class Coordinator:
         reduced_W = moved.hot_bytes * allreduce_share_W(cluster, with_rows=True)
         link_W = moved.bytes_WKIP.sum((1, 2, 3)) + moved.sample_bytes_W + moved.plan_bytes_W
         link_W += np.rint(reduced_W).astype(np.int64)
-        rows = moved.bytes_WKIP.sum() + round(float(reduced_W.sum()))
+        rows = int(moved.bytes_WKIP.sum()) + round(float(reduced_W.sum()))
+        self.counts.row_bytes += rows
         drained, self._drained = self._drained, np.zeros_like(self._drained)
         return np.array([*link_W, rows, self.baseline.step(plan.now)], np.int64) + drained
 
@@ -195,6 +206,7 @@ class Coordinator:
         transfers = drain_state(self.policy, self.state)
         if self.baseline is not None:
             link_W = row_bytes_W(transfers, self.state.setup)
+            self.counts.row_bytes += int(link_W.sum())
             self._drained += [*link_W, link_W.sum(), self.baseline.drain()]
         shards, workers = schedule_at(TransferTime.URGENT_PUSH, transfers, self.sharding)
         self._send([Drain(self.state.step, pushes) for pushes in (*shards, *workers)])
@@ -206,7 +218,7 @@ class Coordinator:
         self._last_saved = self.state.step
         self._send([Save(self.state.step) for _ in self.rank.peers])
         began = time.perf_counter()
-        self.saver.finish(self.state, self.samples_trained)
+        self.saver.finish(self.state, self.counts)
         self.meter.seconds["save"] += time.perf_counter() - began
 
     def refill(self) -> None:

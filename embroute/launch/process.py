@@ -24,7 +24,8 @@ from embroute.transport.interface import LostPeerError, MessageError
 from embroute.transport.job_store import FOLDER, attempt
 
 TRY_AGAIN = 75  # EX_TEMPFAIL: another rank was lost, and a checkpoint is kept
-OWN_ERROR = 1
+OWN_ERROR = 1  # of a script
+FAULT = 70  # EX_SOFTWARE: of embroute or of a policy
 BAD_INPUT, NO_FILE, IO_ERROR = 2, 73, 74  # EX_CANTCREAT, EX_IOERR
 PERMANENT = (BAD_INPUT, NO_FILE)  # a restart would fail in the same way
 _LASTING_ERRORS = {

@@ -26,13 +26,13 @@ from embroute.checkpoint.job_checkpoints import (
 )
 from embroute.checkpoint.locks import FolderLock
 from embroute.checkpoint.manifest import Manifest, read_manifest
-from embroute.checkpoint.planner_state import first_random_state, from_seed, samples_before
+from embroute.checkpoint.planner_state import counts_before, first_random_state, from_seed
 from embroute.checkpoint.rank_files import check_identity, load_shard, load_tables, save_shard
 from embroute.checkpoint.strict_json import Json
 from embroute.data.access_counts import Calibration, count_lookups
 from embroute.engine import control
 from embroute.engine.control import broadcast_text, send_reply
-from embroute.engine.coordinator import Coordinator, EventSchedule
+from embroute.engine.coordinator import Coordinator, EventSchedule, RunCounts
 from embroute.engine.observe.baseline import BaselineTraffic
 from embroute.engine.observe.metrics import Meter
 from embroute.engine.shard import Shard
@@ -213,7 +213,7 @@ def _run_coordinator(
         job.settings.get("held_out"),
         _baseline(job, setup),
         _saver(job, random, lock),
-        0 if resume is None else samples_before(resume.path),
+        RunCounts() if resume is None else counts_before(resume.path),
         job.settings.get("stop") or threading.Event(),
     )
     coordinator.greet(spec)

@@ -15,7 +15,7 @@ from embroute.planner.kernels.transfers import Decision, StepRows, Transfers, up
 from embroute.planner.laws import check, check_assignment, check_decision
 from embroute.planner.plan import Plan, drain_transfers, replicated, with_chunks
 from embroute.planner.row_store import row_store_of
-from embroute.planner.state import State
+from embroute.planner.state import State, for_decision, naming_part
 
 
 def _step_rows(window: Window, extra: ExtraRows, state: State) -> StepRows:
@@ -50,16 +50,18 @@ def _replica_slots(context: SyncContext, decision: Decision, placement: Placemen
 
 def _assign(policy: Policy, window: Window, state: State) -> tuple[SyncContext, Assignment]:
     """Assign the samples to workers and list the touches."""
-    extra = policy.sync.extra(window, state)
+    sync, dispatch = policy.sync, policy.dispatch
+    with naming_part(policy.name, f"step {window.step}, sync {sync.name}"):
+        extra = sync.extra(window, state)
     rows = _step_rows(window, extra, state)
     copies = row_store_of(policy).find_copies(state.caches.cells, rows.rows_U)
     now, readable = window.now, copies
-    if policy.dispatch.looks_at_caches:
-        readable = policy.sync.readable(state, rows, copies)
+    if dispatch.looks_at_caches:
+        readable = sync.readable(state, rows, copies)
     quotas_W = state.setup.quotas(len(now.batch))
-    assignment = policy.dispatch.choose(
-        DispatchContext(window, state, rows, readable, quotas_W, extra.everywhere)
-    )
+    seen = DispatchContext(window, state, rows, readable, quotas_W, extra.everywhere)
+    with naming_part(policy.name, f"step {window.step}, choose of dispatch {dispatch.name}"):
+        assignment = dispatch.choose(seen)
     # A dispatch may have changed its own array of quotas.
     check_assignment(policy, window.step, assignment, state.setup.quotas(len(now.batch)))
     lookups = Lookups(now.unique_of_lookup, np.ascontiguousarray(now.batch.sample_offsets))
@@ -73,8 +75,10 @@ def _assign(policy: Policy, window: Window, state: State) -> tuple[SyncContext, 
 
 def plan_step(policy: Policy, window: Window, state: State) -> Plan:
     """Decide one step: dispatch, sync, slots, transfers. Changes nothing but scratch marks."""
+    state = for_decision(state)
     context, assignment = _assign(policy, window, state)
-    decision = policy.sync.decide(context)
+    with naming_part(policy.name, f"step {window.step}, decide of sync {policy.sync.name}"):
+        decision = policy.sync.decide(context)
     check_decision(policy, context, decision)
     decision = decision._replace(record=policy.sync.record)
     cache_moves = row_store_of(policy).move_rows(policy, context, decision)
@@ -105,7 +109,8 @@ def advance(policy: Policy, state: State, plan: Plan) -> None:
     """Carry a plan out on the state. Only `advance` and `drain_state` change the state."""
     row_store_of(policy).advance(state, plan)
     for memory in policy.memories:
-        memory.learn(state, plan)
+        with naming_part(policy.name, f"step {plan.step}, learn of {memory.kind.__name__}"):
+            memory.learn(state, plan)
     state.step = plan.step + 1
 
 
@@ -114,6 +119,7 @@ def drain_state(policy: Policy, state: State) -> Transfers:
     transfers = drain_transfers(state, policy.sync.record)
     caches = state.caches
     for memory in policy.memories:
-        memory.learn_drain(state, transfers)
+        with naming_part(policy.name, f"step {state.step}, learn_drain of {memory.kind.__name__}"):
+            memory.learn_drain(state, transfers)
     mark_clean(caches.cells.cell_NW, caches.cells.number_R[transfers.row], transfers.worker)
     return transfers

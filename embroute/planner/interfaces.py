@@ -70,10 +70,10 @@ class ExtraRows:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The worker of each sample; and what the dispatch will learn from this step, if it learns."""
+    """What a dispatch returns."""
 
-    worker_S: I32
-    lesson: Memory | None = None
+    worker_S: I32  # a worker for each sample
+    lesson: Memory | None = None  # results of `choose` for `learn`, which finds it in `plan.lesson`
 
 
 DispatchFunction = Callable[[DispatchContext], Assignment]
@@ -119,14 +119,15 @@ class RunStart(NamedTuple):
 class PartMemory:
     """What a part of a policy keeps from step to step. Checkpoints save it.
 
-    Only `learn` and `learn_drain` may change it: a decision may be made twice. Parts that declare
-    the same kind share one memory.
+    Only `learn` and `learn_drain` may change it, in place: a decision may be made twice. Parts that
+    declare the same kind share one memory.
     """
 
-    kind: type[Memory]  # a NamedTuple of arrays
-    init: Callable[[RunStart], Memory]  # before the first step; a resume loads its arrays instead
+    kind: type[Memory]  # a NamedTuple of arrays, of any shape, of numbers or bool
+    init: Callable[[RunStart], Memory]  # at the start; a resume of the same shape loads arrays then
     learn: Callable[[State, Plan], None] = learn_nothing  # after each step
-    learn_drain: Callable[[State, Transfers], None] = ignore_drain
+    # For memories that follow the copies: before a checkpoint or evaluation all updates go home.
+    learn_drain: Callable[[State, Transfers], None] = ignore_drain  # before a drain cleans copies
 
 
 class Candidate(NamedTuple):
@@ -151,10 +152,10 @@ class Dispatch:
     name: str
     choose: DispatchFunction
     memory: PartMemory | None = None
-    looks_at_caches: bool = True
+    looks_at_caches: bool = True  # whether `choose` reads `context.copies`
     lookahead: int = 0  # batches that are assigned before their step
     free_quotas: bool = False  # whether it chooses how many samples each worker gets
-    warm_start: WarmStart | None = None
+    warm_start: WarmStart | None = None  # other dispatches to try in simulation before step 0
 
 
 # Copies of rows outlive their step, leave after it, or are never made.

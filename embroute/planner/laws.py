@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from embroute.config.spec import shown
 from embroute.kernels.array_types import I64
 from embroute.planner.interfaces import Assignment, Policy, SyncContext
 from embroute.planner.kernels.transfers import Decision
@@ -31,17 +32,19 @@ def check_assignment(policy: Policy, step: int, assignment: object, quotas_W: I6
     """Law 1, and the quotas of a dispatch that must keep them. Kernels trust the result."""
     where = f"{policy.name}, step {step}: law 1 (every sample once)"
     if not isinstance(assignment, Assignment):
-        raise PlanError(f"{where}: the dispatch must return an Assignment, got {assignment!r:.60}")
+        raise PlanError(f"{where}: the dispatch must return an Assignment, got {shown(assignment)}")
     worker_S, samples, workers = assignment.worker_S, int(quotas_W.sum()), len(quotas_W)
     if not isinstance(worker_S, np.ndarray) or worker_S.dtype != np.int32 or worker_S.ndim != 1:
         kind = getattr(worker_S, "dtype", type(worker_S).__name__)
+        if isinstance(worker_S, np.ndarray) and worker_S.ndim != 1:
+            kind = f"{kind} of shape {worker_S.shape}"
         raise PlanError(f"{where}: worker_S must be a flat array of int32, got {kind}")
-    in_range = not samples or (worker_S.min(initial=0) >= 0 and worker_S.max(initial=0) < workers)
-    if len(worker_S) != samples or not in_range:
-        raise PlanError(
-            f"{where}: {samples} samples, {len(worker_S)} of them assigned, to workers "
-            f"{np.unique(worker_S).tolist()} of {workers}"
-        )
+    if len(worker_S) != samples:
+        raise PlanError(f"{where}: {samples} samples, {len(worker_S)} of them assigned")
+    wrong_S = (worker_S < 0) | (worker_S >= workers)
+    if wrong_S.any():
+        wrong = worker_S[wrong_S][0]
+        raise PlanError(f"{where}: worker {wrong} does not exist (0 to {workers - 1})")
     given_W = np.bincount(worker_S, minlength=workers)
     if not policy.dispatch.free_quotas and (given_W != quotas_W).any():
         raise PlanError(
@@ -54,7 +57,7 @@ def check_decision(policy: Policy, context: SyncContext, decision: object) -> No
     """The shape of a sync's decision. Kernels trust it."""
     where = f"{policy.name}, step {context.rows.step}"
     if not isinstance(decision, Decision):
-        raise PlanError(f"{where}: the sync must return a Decision, got {decision!r:.60}")
+        raise PlanError(f"{where}: the sync must return a Decision, got {shown(decision)}")
     touches = len(context.touches.unique_T)
     for name, kind in _LISTS.items():
         values = getattr(decision, name)

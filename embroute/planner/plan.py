@@ -51,7 +51,7 @@ class Plan:
     updates: Transfers
     moves: EvictionMoves
     replica_UW: I32  # slots at all workers of the rows in replicated_U
-    lesson: Memory | None  # what the dispatch learns from the step
+    lesson: Memory | None  # `Assignment.lesson` of the dispatch, for its `learn`
     counted: Traffic | None = None  # of a pipelined plan: the traffic that says how many chunks
     shared_memory: bool = False  # rows have no slots: they are read and trained at the shards
 

@@ -19,8 +19,11 @@ from embroute.planner.interfaces import PartMemory, Policy, RunStart, WarmStart
 from embroute.planner.plan import Plan, traffic
 from embroute.planner.row_store import row_store_of
 from embroute.planner.setup import Setup
-from embroute.planner.state import Memory, PlanError, State, empty_state, prefault
+from embroute.planner.state import Memory, PlanError, State, empty_state, naming_part, prefault
 
+# What a checkpoint can save of a policy's memory.
+_INTEGERS, _FLOATS = ("uint8", "int8", "int16", "int32", "int64"), ("float16", "float32", "float64")
+MEMORY_DTYPES = ("bool", *_INTEGERS, *_FLOATS)
 GIVE_UP = 1.25  # times the best step time: a candidate that will not catch up
 
 
@@ -67,7 +70,9 @@ def _empty(policy: Policy, setup: Setup, counts_R: I64 | None = None) -> State:
 
 def _first_memory(policy: Policy, declared: PartMemory, known: RunStart) -> Memory:
     """A part's memory before the first step, in the form that a checkpoint can save."""
-    memory, name = declared.init(known), declared.kind.__name__
+    name = declared.kind.__name__
+    with naming_part(policy.name, f"init of {name}"):
+        memory = declared.init(known)
     values = memory._asdict() if isinstance(memory, tuple) and hasattr(memory, "_asdict") else None
     if values is None or not isinstance(memory, declared.kind):
         raise PlanError(
@@ -75,10 +80,11 @@ def _first_memory(policy: Policy, declared: PartMemory, known: RunStart) -> Memo
             f"{shown(memory)}"
         )
     for field, value in values.items():
-        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+        kind = value.dtype.name if isinstance(value, np.ndarray) else None
+        if kind not in MEMORY_DTYPES:
             raise PlanError(
                 f"{policy.name}: {name}.{field} must be an array of numbers, which checkpoints can "
-                f"save, got {shown(value)}"
+                f"save ({', '.join(MEMORY_DTYPES)}), got {kind or shown(value)}"
             )
     return memory
 

@@ -20,7 +20,7 @@ from embroute.planner.kernels.cache import CachedCopies, Cells, Placement
 from embroute.planner.kernels.eviction import EvictionMoves, requeue
 from embroute.planner.kernels.transfers import NO_TRANSFERS, Decision
 from embroute.planner.plan import CacheMoves, Plan
-from embroute.planner.state import PlanError, State
+from embroute.planner.state import PlanError, State, naming_part
 
 
 class RowStore(Protocol):
@@ -197,7 +197,8 @@ def _eviction_moves(
     policy: Policy, context: SyncContext, decision: Decision, placement: Placement
 ) -> EvictionMoves:
     """Buckets of touched copies: dropped copies are free, some are pinned."""
-    moves = policy.evict.moves(context, decision, placement)
+    with naming_part(policy.name, f"step {context.rows.step}, moves of evict {policy.evict.name}"):
+        moves = policy.evict.moves(context, decision, placement)
     pinned_R = policy.sync.pinned(context.state)
     if pinned_R is not None:
         pinned_T = pinned_R[context.rows.rows_U[context.touches.unique_T]]

@@ -5,23 +5,52 @@ Only `advance` and `drain_state` change it. A checkpoint stores the arrays under
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
+from embroute.config.spec import one_line
 from embroute.kernels.array_types import I32, I64, Array
 from embroute.kernels.codes import DIRTY, NUM_SLOT_FIELDS, ROW, SLOT_MASK
 from embroute.planner.kernels.cache import Caches, Cells
 from embroute.planner.kernels.eviction import empty_lists
 from embroute.planner.setup import Setup
 
+_PACKAGE = Path(__file__).parent.parent
 MAPPED_BYTES = 1 << 29  # of each large array, mapped before the first step
 
 
 class PlanError(RuntimeError):
-    """A plan that breaks a law: a fault of a policy, never of its user."""
+    """A plan that breaks a law, or an error in a part: a fault of a policy, never of its user."""
+
+
+@contextmanager
+def naming_part(policy: str, place: str) -> Iterator[None]:
+    """Name the policy and the place in an error of a part's function; keep its own frames.
+
+    A ValueError of the package itself is about what a user has typed: it stays as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        of_part = error.__traceback__
+        for _ in range(2):  # frames: this function and its caller
+            of_part = of_part and of_part.tb_next
+        frames = traceback.extract_tb(of_part)
+        packaged = frames and Path(frames[-1].filename).is_relative_to(_PACKAGE)
+        if isinstance(error, ValueError) and packaged:
+            raise
+        if isinstance(error, PlanError):
+            raise PlanError(f"{policy}, {place}: {error}") from error.with_traceback(of_part)
+        last = [frame for frame in frames if frame.filename == frames[0].filename][-1:]
+        at = "".join(f" ({Path(one.filename).name}, line {one.lineno})" for one in last)
+        fault = one_line("".join(traceback.format_exception_only(error)).strip())
+        raise PlanError(f"{policy}, {place}: {fault}{at}") from error.with_traceback(of_part)
 
 
 class Memory(Protocol):
@@ -52,6 +81,21 @@ class State:
                 f"give its Dispatch, Sync or Evict memory=PartMemory({kind.__name__}, ...)"
             )
         return memory
+
+
+def for_decision(state: State) -> State:
+    """The state as a decision sees it: memories of users' parts cannot be written.
+
+    Those of the package stay writable, because its kernels are compiled for such arrays.
+    """
+    memories = dict(state.memories)
+    for kind, memory in state.memories.items():
+        if not kind.__module__.startswith("embroute."):
+            views = {name: array.view() for name, array in memory._asdict().items()}
+            for view in views.values():
+                view.flags.writeable = False
+            memories[kind] = kind(**views)
+    return replace(state, memories=memories)
 
 
 def empty_state(setup: Setup, num_buckets: int, memories: Sequence[Memory] = ()) -> State:

@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import get_type_hints
 
+from embroute.config.cluster_file import is_file
 from embroute.config.signature import call_with
 from embroute.config.spec import CallSpec, did_you_mean, parse_call, shown, split_outside
 from embroute.planner.interfaces import Dispatch, Evict, Policy, Sync
@@ -44,8 +45,9 @@ from embroute.policies.systems import (
 
 Part = Dispatch | Sync | Evict
 Factory = Callable[..., Policy | Part]
-# A text, a policy, a part with the usual other parts, or a function without required arguments.
+"""A function that makes a policy or a part: its parameters are the options."""
 PolicyLike = str | Policy | Part | Factory
+"""A text, a policy, a part with the usual other parts, or a function without required arguments."""
 
 DISPATCHES: Mapping[str, Factory] = {
     "block": block,
@@ -98,15 +100,36 @@ _REGISTERED: dict[str, Factory] = {}
 
 
 def register_policy(name: str, factory: Factory) -> None:
-    """Let users choose a policy by name. The factory's parameters become its options."""
-    taken = name in SYSTEMS or any(name in entries for _, entries in KINDS.values())
-    if parse_call(name) != CallSpec(name) or ":" in name or taken or name == LOWER_BOUND:
-        raise ValueError(f"register_policy: {shown(name)} is taken or is no name such as my-policy")
+    """Let users choose a policy by name. The factory's parameters become its options.
+
+    The same factory may be registered again, as a notebook's cell that runs twice does.
+    """
+    if not re.fullmatch(r"[A-Za-z_][\w.-]*", name):
+        raise ValueError(
+            f"register_policy: a name has letters, digits and _ . - and begins with a letter or _, "
+            f"got {shown(name)}"
+        )
+    if not callable(factory):
+        raise ValueError(
+            f"register_policy: {shown(name)} needs a function that makes a policy or a part, got "
+            f"{shown(factory)}"
+        )
+    before = _REGISTERED.get(name)
+    again = before is not None and _place(before) == _place(factory)
+    known = {*SYSTEMS, LOWER_BOUND, *(one for _, entries in KINDS.values() for one in entries)}
+    if name in known or not (before is None or again):
+        raise ValueError(f"register_policy: {shown(name)} is taken; choose another name")
     _REGISTERED[name] = factory
 
 
+def _place(factory: Factory) -> object:
+    """Module and name of a function, equal if a notebook's cell runs again; else itself."""
+    name = getattr(factory, "__qualname__", "<")
+    return factory if "<" in name else (factory.__module__, name)  # <lambda>, <locals>
+
+
 @cache
-def _installed() -> Mapping[str, EntryPoint]:
+def installed_policies() -> Mapping[str, EntryPoint]:
     """Policies of installed packages by name; embroute's own names stay its own."""
     entries = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     for name in SYSTEMS.keys() & entries.keys():
@@ -193,12 +216,19 @@ def _factory(kind: str, entries: Mapping[str, Factory], name: str) -> Factory:
         return _imported(name)
     if name in _REGISTERED:
         return _REGISTERED[name]
-    if name in _installed():
-        return _loaded(_installed()[name])
-    known = [*entries, *_REGISTERED, *_installed()]
+    if name in installed_policies():
+        return _loaded(installed_policies()[name])
+    known = [
+        *entries,
+        *_REGISTERED,
+        *installed_policies(),
+        *([LOWER_BOUND] if entries is SYSTEMS else []),
+    ]
     number = re.fullmatch(r"(.+?)-?([0-9.]+)", name.lower())
     if number and number[1] in entries:  # esd1 for esd(1)
         hint = f"; did you mean {number[1]}({number[2]})?"
+    elif name.isidentifier() and is_file(f"{name}.py"):
+        hint = f"; did you mean {name}:{name}, the function of {name}.py?"
     else:
         hint = did_you_mean(name, known)
     raise ValueError(f"no {kind} {shown(name)} (there are {', '.join(known)}){hint}")
@@ -288,8 +318,10 @@ def name_of(policy: PolicyLike) -> str:
     """The name of a policy, of a part, or of the function that makes it."""
     if isinstance(policy, str | Policy | Dispatch | Sync | Evict):
         return policy if isinstance(policy, str) else policy.name
-    function = policy.func if isinstance(policy, partial) else policy
-    return getattr(function, "__name__", "policy")
+    if isinstance(policy, partial):
+        options = {key: str(value) for key, value in policy.keywords.items()}
+        return str(CallSpec(name_of(policy.func), tuple(map(str, policy.args)), options))
+    return getattr(policy, "__name__", "policy")
 
 
 def policy_of(option: str, policy: PolicyLike) -> Policy:
@@ -298,5 +330,7 @@ def policy_of(option: str, policy: PolicyLike) -> Policy:
         return make_policy(policy)
     except ValueError as error:
         text = name_of(policy)
-        fault = str(error).removeprefix(f"--policy {text!r}: ").removeprefix("--policy: ")
+        fault = str(error)
+        for said in (f"--policy {text!r}: ", "--policy: ", f"{shown(text)}: "):
+            fault = fault.removeprefix(said)
         raise ValueError(f"{option} {shown(text)}: {fault}") from None

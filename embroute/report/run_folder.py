@@ -25,19 +25,23 @@ class Summary:
     samples_per_s: float
     loss: float  # mean of the last report
     metrics: dict[str, float]  # of the last evaluation
-    row_bytes: int
-    vanilla_row_bytes: int  # that vanilla would have moved in the same steps
+    row_bytes: int  # since the run began, also before a resume
+    vanilla_row_bytes: int  # that vanilla would have moved; its caches are empty after a resume
     seconds: dict[str, float]
+    resumed_at: int = 0  # the step; `samples`, `samples_per_s` and `seconds` count from it
 
     def text(self) -> str:
         """Two lines of text."""
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
-        speed = f"{self.steps} steps, {self.samples_per_s:,.0f} samples/s  {metrics}"
+        since = f" since the resume at step {self.resumed_at}" if self.resumed_at else ""
+        speed = f"{self.steps} steps, {self.samples_per_s:,.0f} samples/s{since}  {metrics}"
         moved = f"rows moved: {self.row_bytes / 1e6:.1f} MB with {self.policy}"
         if self.vanilla_row_bytes:
             share = 100 * self.row_bytes / self.vanilla_row_bytes
+            about = "about " if self.resumed_at else ""
             moved += (
-                f", {share:.0f} % of the {self.vanilla_row_bytes / 1e6:.1f} MB that vanilla would"
+                f", {about}{share:.0f} % of the {self.vanilla_row_bytes / 1e6:.1f} MB that "
+                f"vanilla would"
             )
         return f"{speed}\n{moved}"
 

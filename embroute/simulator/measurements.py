@@ -61,7 +61,8 @@ def named_policies(wanted: Sequence[PolicyLike]) -> dict[str, Policy | None]:
         policy = None if one == LOWER_BOUND else policy_of("--policies", one)
         name = LOWER_BOUND if policy is None else policy.name
         if name in policies:
-            raise ValueError(f"--policies: {shown(name)} is given twice")
+            how = "" if isinstance(one, str) else "; dataclasses.replace(policy, name=...) renames"
+            raise ValueError(f"--policies: {shown(name)} is given twice{how}")
         policies[name] = policy
     if YARDSTICK not in policies:
         policies = {YARDSTICK: make_policy(YARDSTICK), **policies}

@@ -20,7 +20,7 @@ from embroute.report.run_folder import SUMMARY, Summary
 
 REPORT_S, LINE_S, LIVE_S = 10.0, 3.0, 0.2
 METRICS = "metrics.jsonl"
-RUN_TOTALS = ("seconds", "row_bytes", "vanilla_row_bytes")  # a restart continues these sums
+RUN_TOTALS = ("seconds", "vanilla_row_bytes")  # a restart continues these sums
 REPORTS = 200  # at least so many for a run of known length, if it has so many steps
 
 
@@ -59,13 +59,14 @@ class RunMonitor:
         self._timed_s, self._timed_samples = 0.0, 0
         self._span, self._live = ReportSpan(), ReportSpan()
         self.folder, self.metrics = folder, dict[str, float]()
-        self._loss = 0.0
+        self._loss, self._first_step = 0.0, 0
         self._before = dict.fromkeys(RUN_TOTALS, 0.0)  # totals before a restart
         self._file: TextIO | None = None
         self._board: SummaryWriter | None = None
 
     def _begin(self, step: int) -> None:
         """Continue the metrics of earlier steps; drop those of steps that are trained again."""
+        self._first_step = step
         path = self.folder / METRICS
         kept = [line for line in _entries(path) if _number(line, "step") <= step]
         for name in RUN_TOTALS:
@@ -104,7 +105,10 @@ class RunMonitor:
             self._report(step, now)
 
     def drained(self, figures: I64) -> None:
-        """Count the row bytes of this policy and of vanilla, which follow those of the links."""
+        """Count the row bytes of this policy and of vanilla, which follow those of the links.
+
+        The first figures after a resume include all row bytes of this policy before it.
+        """
         moved_bytes, other_bytes = figures[-2:].tolist()
         self.moved_bytes += moved_bytes
         self.other_bytes += other_bytes
@@ -137,8 +141,8 @@ class RunMonitor:
             "samples_per_s": span.samples / seconds,
             "hit_rate": span.hits / max(1, span.touches),
             "link_mb_per_s": [round(n / seconds / 1e6, 3) for n in span.link_bytes.tolist()],
-            "row_bytes": self._row_bytes,
-            "vanilla_row_bytes": int(self._before["vanilla_row_bytes"]) + self.other_bytes,
+            "row_bytes": self.moved_bytes,
+            "vanilla_row_bytes": self._vanilla_bytes,
         }
         self._write(report)
         self._scalars({name: report[name] for name in ("loss", "samples_per_s", "hit_rate")}, step)
@@ -149,8 +153,8 @@ class RunMonitor:
         return round(self._before["seconds"] + now - self.began, 3)
 
     @property
-    def _row_bytes(self) -> int:
-        return int(self._before["row_bytes"]) + self.moved_bytes
+    def _vanilla_bytes(self) -> int:
+        return int(self._before["vanilla_row_bytes"]) + self.other_bytes
 
     def _write(self, entry: dict[str, object]) -> None:
         if self._file is not None:
@@ -171,7 +175,7 @@ class RunMonitor:
         """Report an evaluation."""
         self.metrics, self._last_end = metrics, None
         seconds = self._seconds(self.lines.clock())
-        self._write({"step": step, "seconds": seconds, "row_bytes": self._row_bytes, **metrics})
+        self._write({"step": step, "seconds": seconds, "row_bytes": self.moved_bytes, **metrics})
         self._scalars(metrics, step - 1)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.lines.print(f"step {step}  {text}")
@@ -199,8 +203,9 @@ class RunMonitor:
             self._loss,
             self.metrics,
             self.moved_bytes,
-            self.other_bytes,
+            self._vanilla_bytes,
             rounded,
+            self._first_step,
         )
         (self.folder / SUMMARY).write_text(json.dumps(asdict(summary), indent=2) + "\n")
         self.lines.print(summary.text())

@@ -16,6 +16,7 @@ from embroute.checkpoint.locks import FolderLock
 from embroute.config.progress import progress_mode
 from embroute.launch.process import (
     BAD_INPUT,
+    FAULT,
     TRY_AGAIN,
     error_line,
     exit_code_of,
@@ -24,6 +25,7 @@ from embroute.launch.process import (
 )
 from embroute.launch.rank import COORDINATOR, RankContext
 from embroute.launch.rendezvous import connect
+from embroute.planner.state import PlanError
 from embroute.train.loop import train_rank, write_record
 from embroute.train.run_ranks import open_run, topology_of
 from embroute.transport.interface import LostPeerError, MessageError
@@ -94,6 +96,11 @@ def rank_main(context: click.Context, run_file: Path, node: str, quiet: bool) ->
         exit_with_reason(name, f"{where}{error.strerror or error}", exit_code_of(error))
     except (LostPeerError, MessageError) as error:
         exit_with_reason(name, str(error), TRY_AGAIN)
+    except PlanError as error:
+        # The cause has the frames of the user's part; those of the package say nothing more.
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__, chain=False)
+        exit_with_reason(name, str(error), FAULT)
     except Exception as error:
         traceback.print_exc()
-        exit_with_reason(name, error_line(error), 70)
+        exit_with_reason(name, error_line(error), FAULT)

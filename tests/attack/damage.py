@@ -308,7 +308,7 @@ _MANIFEST = {
     "manifest a pipe": Damage(replaced(MANIFEST, os.mkfifo)),
     "manifest a link": Damage(elsewhere(MANIFEST)),
     "manifest of version 1": Damage(put(version=1), way_out=False),
-    "manifest of version 4": Damage(put(version=4), way_out=False),
+    "manifest of version 5": Damage(put(version=5), way_out=False),
     "a name twice": Damage(
         edit(MANIFEST, lambda d: d.replace(b'"version"', b'"step":9,"version"'))
     ),

@@ -59,7 +59,7 @@ SMALL = [
     "a link out of the folder",
     "a pipe",
     "manifest truncated",
-    "manifest of version 4",
+    "manifest of version 5",
     "type of num_shards",
     "a name outside",
     "a huge header",

@@ -114,8 +114,8 @@ def test_fall_back_without_a_whole_checkpoint_is_refused(folder: Path) -> None:
 
 
 def test_fall_back_refuses_a_checkpoint_of_another_version(folder: Path) -> None:
-    put(version=4)(folder / "step-00000020")
-    with pytest.raises(ValueError, match="has version 4, this program reads 3"):
+    put(version=5)(folder / "step-00000020")
+    with pytest.raises(ValueError, match="has version 5, this program reads 4"):
         run(goes_on(folder), batches(2, STEPS))
     assert len(saved_checkpoints(folder)) == 2
 
