@@ -106,6 +106,9 @@ def test_het_validity_step_by_step() -> None:
     # Step 2: 2 > 0 + 1: push the two updates, c = 2, pull: (2, 2), train: (2, 3).
     assert told(plans[2].returns) == [(0, 0, "update", "delta", "urgent")]
     assert [m[:3] for m in told(plans[2].pulls)] == [(0, 0, "stale")]
+    # Each worker asks about its copy, worker 0 in vain: 16 bytes each, and none for a miss.
+    checked = [traffic(plan, state.setup).check_bytes_WK.tolist() for plan in plans[:3]]
+    assert checked == [[[0], [0]], [[16], [0]], [[16], [16]]]
     # Step 3: 3 <= 2 + 1: valid, (2, 4).
     assert [m[:3] for m in told(plans[3].pulls)] == [(1, 2, "miss")]
     # Step 4: worker 0: 4 > 2 + 1, pushes, c = 4. Worker 1's (0, 1) was valid at c = 2, but now

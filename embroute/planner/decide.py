@@ -96,6 +96,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         replica_UW=_replica_slots(context, decision, placement),
         lesson=assignment.lesson,
         shared_memory=policy.sync.shared_memory,
+        check_bytes=policy.sync.check_bytes,
     )
     check(plan, state, policy)
     return with_chunks(plan, state.setup) if policy.sync.pipelined else plan

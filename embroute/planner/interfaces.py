@@ -177,6 +177,7 @@ class Sync:
     pipelined: bool = False  # chunks of late pulls move beside chunks of urgent pushes
     refused_optimizers: tuple[str, ...] = ()
     lookahead: int = 1
+    check_bytes: int = 0  # that the published system sends to ask whether a copy is valid
 
     @property
     def exact(self) -> bool:

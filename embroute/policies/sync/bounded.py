@@ -3,6 +3,11 @@
 A copy counts its updates (`clock`) from the shard's clock at its pull (`start`). It is valid while
 clock <= start + s (unsent writes bounded) and the shard's clock <= clock + s (stale reads
 bounded). Reading an invalid copy pushes its accumulated update, then pulls.
+
+A published worker asks the shard at each read whether a copy is valid: it sends the row's id and
+the copy's clock. Here the coordinator knows all clocks, so no rank sends them. Step time still
+includes these bytes, to price HET fairly. Rows and transmission cost do not: they equal what ranks
+move.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from embroute.policies.sync.write_through import write_through
 
 # The two clocks of a slot: the shard's at the pull, and the copy's own.
 START, CLOCK = 0, 1
+CLOCK_CHECK_BYTES = 16  # a row's id and a copy's clock, 8 bytes each in the released code (Hetu)
 
 
 class Clocks(NamedTuple):
@@ -229,4 +235,5 @@ def bounded(bound: StalenessBound = 100) -> Sync:
         laws=laws,
         bound=bound,
         refused_optimizers=("adam",),  # deltas of its moments do not add up to its moments
+        check_bytes=CLOCK_CHECK_BYTES,
     )
