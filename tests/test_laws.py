@@ -35,6 +35,10 @@ VARIANTS = [
     "het(1)",
     "het(10, order=lfu)",
     "het(3, order=light-lfu)",
+    "het(4, clocks=release)",
+    "ssp(0)",
+    "ssp(2)",
+    "unbounded(of=allreduce)",
     "herald(tables=1)",
     "herald(ties=first)",
     "esd(0)",
@@ -64,6 +68,8 @@ VARIANTS = [
     "dispatch=esd sync=pipelined",
     "dispatch=esd sync=pipelined(init=local)",
     "dispatch=robin sync=het(4) evict=stale-first",
+    "dispatch=esd sync=het(2,clocks=release) evict=lfu",
+    "dispatch=herald sync=ssp(3) evict=clairvoyant",
 ]
 POLICIES = [*SYSTEMS, *VARIANTS]
 

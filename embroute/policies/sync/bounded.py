@@ -13,7 +13,7 @@ move.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from embroute.planner.kernels.transfers import Decision, StepRows, Transfers
 from embroute.planner.plan import Plan
 from embroute.planner.state import State
 from embroute.policies.sync.decision import make_decision
+from embroute.policies.sync.released import released
 from embroute.policies.sync.write_through import write_through
 
 # The two clocks of a slot: the shard's at the pull, and the copy's own.
@@ -201,13 +202,24 @@ def _reads_bounded(
 
 
 StalenessBound = Annotated[int, Between(0)]
+ClockRules = Literal["paper", "release"]
 
 
-def bounded(bound: StalenessBound = 100) -> Sync:
-    """Reads may miss updates within `bound` clocks; 0 is defined as write-through, and exact."""
+def bounded(bound: StalenessBound = 100, clocks: ClockRules = "paper") -> Sync:
+    """Reads may miss updates within `bound` clocks; 0 is defined as write-through, and exact.
+
+    `clocks`: `paper` counts the steps that touch a row; `release` follows the released code, which
+    counts look-ups and adds up the counts of all workers, so that it pulls more.
+    """
     if bound == 0:
         return write_through()
+    if clocks == "release":
+        return released(bound, CLOCK_CHECK_BYTES)
 
+    return _by_paper(bound)
+
+
+def _by_paper(bound: int) -> Sync:
     def readable(state: State, rows: StepRows, copies: CachedCopies) -> CachedCopies:
         # No DIRTY: another worker's pull forces no push here.
         readable_UW = _readable(state.memory(Clocks), copies.copies_UW, rows.rows_U, bound)
