@@ -8,44 +8,49 @@ cells, clocks or marks; plans and the setup are all it knows.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
-from embroute.cost.step_time import FLOAT_BYTES, OPTIMIZERS
 from embroute.kernels import codes
 from embroute.planner.interfaces import Policy
 from embroute.planner.kernels.transfers import Transfers
 from embroute.planner.plan import Plan
 from embroute.planner.setup import Setup
-from tests.moves import Copy, Key, LawBrokenError, Memory, Transfer, demand, unpack
+from tests.moves import Copy, Counts, Key, LawBrokenError, Memory, Transfer, demand, lookups, unpack
 
 
-class Referee:
+class Referee(Counts):
     """Replays plans step by step and raises at the first plan that breaks a law."""
 
     def __init__(self, policy: Policy, setup: Setup) -> None:
-        self.policy, self.setup = policy, setup
-        tables = zip(setup.schema.tables, setup.widths, strict=True)
-        self.width_R = [width for table, width in tables for _ in range(table.num_rows)]
+        super().__init__(setup)
+        self.policy = policy
+        self.adds_clocks, self.waits = "release" in policy.sync.name, policy.sync.waits
+        self.counts_steps = policy.sync.name.startswith(("ssp", "asp"))
         self.shard, self.shard_clock = defaultdict[int, int](int), defaultdict[int, int](int)
         self.made = defaultdict[int, int](int)  # updates of each row so far
+        self.made_before: list[dict[int, int]] = []  # the same before each step
+        self.made_by = defaultdict[Key, int](int)  # updates of each worker and row
+        self.flying: list[tuple[int, int]] = []  # rows and updates that the next step misses
         self.copies: list[dict[int, Copy]] = [{} for _ in setup.cluster.workers]  # by slot
         self.slot_of: list[dict[int, int]] = [{} for _ in setup.cluster.workers]  # by row
         self.steps: list[list[int]] = []  # numbers of the samples trained
         self.before = Memory()
         self.replicates = False  # whether a row has ever had replicas
-        # Of the step being replayed: (worker, row) of look-ups, and the mode of each touch.
-        self.looked_up: set[Key] = set()
+        # Of the step being replayed: look-ups of (worker, row), and the mode of each touch.
+        self.looked_up = Counter[Key]()
         self.touched: dict[Key, int] = {}
         self.begun: list[Key] = []
-        self._count()
 
     def watch(self, plan: Plan) -> None:
         """Replay one plan."""
         self._count()
         self.first = plan.step == 0
-        self.looked_up = self._lookups(plan)
+        self.looked_up = lookups(plan, self.setup.num_workers)
+        numbers = plan.now.batch.dense[plan.touches.sample_order_S, 0]
+        self.steps.append(numbers.astype(int).tolist())
+        self.made_before.append(dict(self.made))
         self._modes(plan)
         self._last_pushes_timely()
         if self.policy.sync.shared_memory:
@@ -57,9 +62,12 @@ class Referee:
         self._begin(plan)
         self._slots(plan)
         self._reads(pulled)
+        flying, self.flying = self.flying, []
         memory = self._updates(plan, self._train())
-        for row, unsent, clock in landing:
-            self._merge(row, unsent, clock)
+        for row, update in flying:
+            self.shard[row] |= update
+        for row, unsent, clock, ticks in landing:
+            self._merge(row, unsent, clock, ticks)
         self._drops()
         self.before = memory
 
@@ -100,6 +108,8 @@ class Referee:
     def drained(self, home: Transfers) -> None:
         """Law 2: with the drain, every update is at the shard exactly once."""
         shard = self.shard.copy()
+        for row, update in self.flying:
+            shard[row] |= update
         for move in unpack(home):
             copy = self._copy(move)
             if move.record == codes.DELTA:
@@ -138,36 +148,6 @@ class Referee:
             raise LawBrokenError(f"{copy} in the slot of {move}")
         return copy
 
-    def _count(self) -> None:
-        axes = (self.setup.num_workers, self.setup.cluster.num_shards)
-        shape = (*axes, codes.NUM_KINDS, codes.NUM_PHASES)
-        self.rows_WKIP, self.bytes_WKIP = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-
-    def _add(self, move: Transfer, kind: int) -> None:
-        """Count a transfer with the referee's own sizes."""
-        width = self.width_R[move.row]
-        state = OPTIMIZERS[self.setup.optimizer](width)
-        floats = width + (state if move.record in (codes.VALUE_STATE, codes.DELTA) else 0)
-        at = (move.worker, move.row % self.setup.cluster.num_shards, kind, move.phase)
-        self.rows_WKIP[at] += 1
-        self.bytes_WKIP[at] += FLOAT_BYTES * floats
-
-    def _lookups(self, plan: Plan) -> set[Key]:
-        """Law 1; returns the lookups of each worker. A worker's samples are contiguous."""
-        batch, order = plan.now.batch, plan.touches.sample_order_S.tolist()
-        demand(sorted(order) == list(range(len(batch))), "law 1: samples of the step", order)
-        workers = [int(plan.worker_S[s]) for s in order]
-        demand(workers == sorted(workers), "samples not grouped by worker")
-        demand(all(0 <= w < self.setup.num_workers for w in workers), "no such worker")
-        self.steps.append(batch.dense[:, 0].astype(int)[order].tolist())
-        bounds = batch.sample_offsets
-        return {
-            (worker, row)
-            for s, worker in zip(order, workers, strict=True)
-            for row in batch.rows[bounds[s] : bounds[s + 1]].tolist()
-            if row >= 0
-        }
-
     def _modes(self, plan: Plan) -> None:
         """Touches are lookups and rows to fill; a row has one mode, exclusive for one toucher."""
         rows = plan.rows.rows_U[plan.touches.unique_T].tolist()
@@ -177,7 +157,7 @@ class Referee:
         self.dropped = {keys[t] for t in np.flatnonzero(plan.decision.drop_T).tolist()}
         self.replicates |= not {codes.FILL, codes.REPLICA}.isdisjoint(self.touched.values())
         real = {key for key, mode in self.touched.items() if mode != codes.FILL}
-        demand(self.looked_up <= set(keys), "look-ups without a touch")
+        demand(set(self.looked_up) <= set(keys), "look-ups without a touch")
         by_row = defaultdict[int, list[int]](list)
         for (_, row), mode in self.touched.items():
             by_row[row].append(mode)
@@ -185,14 +165,15 @@ class Referee:
             demand(len(set(modes)) == 1, "row", row, "has modes", modes)
             alone = len(modes) == 1 or modes[0] != codes.EXCLUSIVE
             demand(alone, "exclusive row", row, "is shared")
-        extra = {key for key in real - self.looked_up if self.touched[key] != codes.REPLICA}
+        extra = {key for key in real - set(self.looked_up) if self.touched[key] != codes.REPLICA}
         demand(not extra, "touches nobody looks up", extra)
 
     def _last_pushes_timely(self) -> None:
         """Urgent pushes of the step before are needed now, lazy pushes are not."""
         rows = {row for _, row in self.touched}
         demand(self.before.urgent <= rows, "urgent but not needed", self.before.urgent - rows)
-        demand(not self.before.lazy & rows, "lazy but needed", self.before.lazy & rows)
+        late = self.before.lazy & rows if self.waits else set()
+        demand(not late, "lazy but needed", self.before.lazy & rows)
 
     def _home(self, move: Transfer) -> None:
         """A whole value replaces the shard's value and must contain all its updates."""
@@ -201,11 +182,12 @@ class Referee:
         demand(not self.shard[move.row] & ~copy.value, "overwrites an update", move)
         self.shard[move.row] = copy.value
 
-    def _merge(self, row: int, unsent: int, clock: int) -> None:
-        """HET: add an accumulated update; the clock becomes the larger clock."""
+    def _merge(self, row: int, unsent: int, clock: int, ticks: int) -> None:
+        """HET: add an accumulated update; the clock becomes the larger clock, or the sum."""
         demand(not self.shard[row] & unsent, "an update of row", row, "arrives twice")
         self.shard[row] |= unsent
-        self.shard_clock[row] = max(self.shard_clock[row], clock)
+        now = self.shard_clock[row] + (ticks if self.adds_clocks else 0)
+        self.shard_clock[row] = max(now, clock)
 
     def _on_time(self, move: Transfer) -> int:
         """A row trained in the step before exists only after its backward pass."""
@@ -226,10 +208,9 @@ class Referee:
                 self._home(move)
                 continue
             demand(move.record == codes.DELTA, "not a delta", move)
-            self._merge(move.row, copy.unsent, copy.clock)
-            copy.unsent = 0
+            self._merge(*copy.send(self.adds_clocks))
 
-    def _evictions(self, plan: Plan) -> list[tuple[int, int, int]]:
+    def _evictions(self, plan: Plan) -> list[tuple[int, int, int, int]]:
         """Values of copies that lose their slot; the values of HET land after the step's reads."""
         landing = []
         for move in unpack(plan.evictions):
@@ -243,8 +224,7 @@ class Referee:
                 continue
             lazily = move.phase == codes.LAZY and move.record == codes.DELTA
             demand(lazily, "HET evicts lazily", move)
-            landing.append((move.row, copy.unsent, copy.clock))
-            copy.unsent = 0
+            landing.append(copy.send(self.adds_clocks))
         return landing
 
     def _pulls(self, plan: Plan) -> set[Key]:
@@ -262,9 +242,13 @@ class Referee:
             room = capacity_WA[worker].tolist()
             place = slot - sum(room[: move.arena])
             demand(0 <= place < room[move.arena], "law 5: slot outside its arena", move)
+            old = self.copies[worker].get(slot)
             self._make_room(move)
             clock = self.shard_clock[row]
-            self.copies[worker][slot] = Copy(row, self.shard[row], with_state, clock, clock)
+            new = Copy(row, self.shard[row], with_state, clock, clock)
+            if old is not None and old.row == row and self.adds_clocks:
+                new.keep(old)
+            self.copies[worker][slot] = new
             self.slot_of[worker][row] = slot
             pulled.add((worker, row))
         return pulled
@@ -291,6 +275,7 @@ class Referee:
         if old is None:
             return
         safe = self._clean(old) or self._also_at_another(worker, old)
+        safe |= self.adds_clocks and old.row == move.row  # pending updates stay in the copy
         demand(safe, "law 2: overwrites an update of row", old.row, move)
         if old.row != move.row:
             demand((worker, old.row) not in self.touched, "law 5: in use: row", old.row, move)
@@ -300,7 +285,9 @@ class Referee:
         """An early pull runs while the step before computes: neither row nor slot is busy."""
         busy = move.row in self.before.rows or (move.worker, move.slot) in self.before.slots
         if move.phase == codes.EARLY:
-            demand(move.row not in self.before.rows, "early pull of a row in training", move)
+            training = self.waits and move.row in self.before.rows
+            demand(not training, "early pull of a row in training", move)
+            busy = (move.worker, move.slot) in self.before.slots
             demand(not busy, "early pull into a slot in use", move)
             demand(move.row not in self.late_homes, "early pull before a late return", move)
         else:
@@ -329,9 +316,15 @@ class Referee:
             copy = self.copies[worker][self.slot_of[worker][row]]
             if self.policy.exact:
                 demand(copy.value == self.all_updates(row), "law 3: worker", worker, "row", row)
+            elif self.counts_steps:
+                known = self.made_before[max(0, len(self.made_before) - 1 - bound)].get(row, 0)
+                demand(not (1 << known) - 1 & ~copy.value, "law 4: steps behind", worker, row)
             elif (worker, row) not in pulled:
+                clock = copy.start if self.adds_clocks else copy.clock
                 demand(copy.clock <= copy.start + bound, "law 4: unsent", worker, row)
-                demand(self.shard_clock[row] <= copy.clock + bound, "law 4: stale", worker, row)
+                demand(self.shard_clock[row] <= clock + bound, "law 4: stale", worker, row)
+            mine = self.made_by[worker, row] if self.waits else 0
+            demand(not mine & ~copy.value, "worker", worker, "misses its own updates of", row)
 
     def _train(self) -> dict[Key, int]:
         """One update per worker and row, applied where the mode says."""
@@ -340,6 +333,7 @@ class Referee:
             bit, mode = 1 << self.made[row], self.touched[worker, row]
             self.made[row] += 1
             bits[worker, row] = bit
+            self.made_by[worker, row] |= bit
             demand(mode != codes.FILL, "a row that is read is not trained:", row)
             copy = self.copies[worker][self.slot_of[worker][row]]
             if mode == codes.REPLICA:
@@ -349,7 +343,7 @@ class Referee:
                 copy.value |= bit
             if mode == codes.LOCAL:
                 copy.unsent |= bit
-                copy.clock += 1
+                copy.clock += self.looked_up[worker, row] if self.adds_clocks else 1
                 demand(copy.unsent.bit_count() <= self.policy.sync.bound + 1, "law 4: unsent")
         for row, update in reduced.items():
             self._reduce(row, update)
@@ -378,9 +372,15 @@ class Referee:
         for move in unpack(plan.updates):
             key = (move.worker, move.row)
             demand(key in bits and key not in pushed, "pushed without cause", move)
-            self._copy(move)
+            copy = self._copy(move)
             pushed.add(key)
-            if move.record == codes.GRADIENT:
+            if not self.waits:  # only gradients may be late
+                demand(move.record == codes.GRADIENT, "not a gradient", move)
+                self.flying.append((move.row, bits[key]))
+            elif move.record == codes.DELTA:
+                demand(not self.policy.exact, "a delta of an exact policy", move)
+                self._merge(*copy.send(self.adds_clocks))
+            elif move.record == codes.GRADIENT:
                 kind = self.touched[key]
                 demand(kind in (codes.EXCLUSIVE, codes.SHARED), "no gradient to push", move)
                 current = newest[move.row] == self.all_updates(move.row)

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embroute.config.cluster_file import open_cluster
-from embroute.config.spec import Size
+from embroute.config.spec import AUTO_CACHE, Size
 from embroute.cost.step_time import Traffic
 from embroute.data.online_retail import RetailSource
 from embroute.kernels.array_types import F64, I32, I64
+from embroute.planner.interfaces import Policy
 from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, Factory, make_policy
@@ -26,7 +27,8 @@ from tests.sizes import sized
 
 # A value of every option, other than its default.
 VALUES: Mapping[str, Mapping[str, str]] = {
-    "het": {"bound": "7", "order": "light-lfu"},
+    "het": {"bound": "7", "order": "light-lfu", "clocks": "release"},
+    "ssp": {"bound": "7"},
     "herald": {"tables": "2", "ties": "first"},
     "esd": {"alpha": "0.25", "ties": "any"},
     "fae": {
@@ -64,6 +66,14 @@ def job_of(optimizer: str = "sgd") -> Workload:
     return Workload(SOURCE, setup, steps=6, warmup=2)
 
 
+def with_room(job: Workload, policy: Policy) -> Workload:
+    """The job with automatic caches for a policy that keeps all rows."""
+    return replace(
+        job,
+        setup=replace(job.setup, cache=AUTO_CACHE if policy.sync.whole_tables else job.setup.cache),
+    )
+
+
 def texts_of(name: str, factory: Factory) -> list[str]:
     """The name alone, with each option by key, with all options by key, and by position."""
     values = VALUES.get(name, {})
@@ -96,7 +106,7 @@ def test_every_system_runs_with_every_option(text: str) -> None:
     job = job_of()
     if policy.sync.shared_memory:
         job = replace(job, setup=replace(job.setup, cluster=job.setup.cluster.together()))
-    measure_named(text, job)
+    measure_named(text, with_room(job, policy))
 
 
 def test_simulation_of_in_place_refuses_several_hosts() -> None:
@@ -119,8 +129,9 @@ def test_in_place_moves_only_gradients_of_shared_rows() -> None:
 
 @pytest.mark.parametrize("text", PART_TEXTS)
 def test_every_policy_part_runs_with_every_option(text: str) -> None:
-    assert make_policy(text).name == text
-    measure_named(text, job_of())
+    policy = make_policy(text)
+    assert policy.name == text
+    measure_named(text, with_room(job_of(), policy))
 
 
 def test_mixed_policy_has_the_named_parts() -> None:
@@ -163,7 +174,7 @@ def test_every_policy_accepts_a_workers_option(text: str, workers: str) -> None:
 
 def test_catalog_states_the_properties_of_each_system() -> None:
     exact = {name: make_policy(name).exact for name in SYSTEMS}
-    assert exact == dict.fromkeys(SYSTEMS, True) | {"het": False}
+    assert exact == dict.fromkeys(SYSTEMS, True) | dict.fromkeys(("het", "asp", "ssp"), False)
     assert make_policy("het(0)").exact
     changed = {name for name in SYSTEMS if make_policy(name).order_changed}
     assert changed == {"fae", "scars"}
@@ -173,7 +184,8 @@ def test_catalog_states_the_properties_of_each_system() -> None:
     assert make_policy("het").sync.bound == 100
 
 
-NAMES = "nocache, vanilla, het, herald, esd, fae, scars, bagpipe, embroute, in-place, unbounded, lower-bound"
+NAMES = "nocache, vanilla, asp, ssp, allreduce, het, herald, esd, fae, scars, bagpipe, embroute, "
+NAMES += "in-place, unbounded, lower-bound"
 
 
 @pytest.mark.parametrize(

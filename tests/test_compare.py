@@ -24,7 +24,7 @@ SHORT = ("--steps", "14", "--warmup", "4")
 WIDE_SGD = ("--data", "online-retail", "--dim", "64", "--optimizer", "sgd", "--cache", "0.1")
 MOVED = ("miss_pull", "stale_pull", "update_push", "evict_push", "drain", "allreduce")
 ROWS = (*MOVED, "first_fill")
-BYTES = (*MOVED, "samples", "plans", "dense", "first_fill")
+BYTES = (*MOVED, "samples", "plans", "checks", "dense", "first_fill")
 NAMES = (
     "herald",
     "het(3)",

@@ -106,6 +106,9 @@ def test_het_validity_step_by_step() -> None:
     # Step 2: 2 > 0 + 1: push the two updates, c = 2, pull: (2, 2), train: (2, 3).
     assert told(plans[2].returns) == [(0, 0, "update", "delta", "urgent")]
     assert [m[:3] for m in told(plans[2].pulls)] == [(0, 0, "stale")]
+    # Each worker asks about its copy, worker 0 in vain: 16 bytes each, and none for a miss.
+    checked = [traffic(plan, state.setup).check_bytes_WK.tolist() for plan in plans[:3]]
+    assert checked == [[[0], [0]], [[16], [0]], [[16], [16]]]
     # Step 3: 3 <= 2 + 1: valid, (2, 4).
     assert [m[:3] for m in told(plans[3].pulls)] == [(1, 2, "miss")]
     # Step 4: worker 0: 4 > 2 + 1, pushes, c = 4. Worker 1's (0, 1) was valid at c = 2, but now
@@ -134,6 +137,50 @@ def test_het_evicts_lazily() -> None:
         (1, 1, "evict", "delta", "lazy"),
     ]
     assert not len(second.returns.row)
+
+
+def test_het_by_released_clocks_pushes_and_pulls_apart() -> None:
+    """Bound 2, and a sample looks up its row twice: each use adds 2 to the pending look-ups."""
+    plans, state = run(
+        "het(2, clocks=release)",
+        workload([[[0, 0], [1, 1]], [[0, 0], [0, 0]], [[2, 2], [0, 0]], [[0, 0], [1, 1]]]),
+    )
+    # Step 1: worker 0 has 2 + 2 > 2 pending, pushes 4 and keeps its copy, whose version is 4 now.
+    assert told(plans[1].updates) == [(0, 0, "update", "delta", "urgent")]
+    # Step 2: worker 1's copy of version 0 is 4 behind. It pulls, and its 2 look-ups stay pending;
+    # with 2 more it pushes 4, and the version at the shard is 8.
+    assert told(plans[2].pulls)[1] == (1, 0, "stale", "whole", "late")
+    assert not len(plans[2].returns.row)
+    assert told(plans[2].updates) == [(1, 0, "update", "delta", "urgent")]
+    # Step 3: worker 0's copy is 8 - 4 behind. It has nothing to push before it pulls.
+    assert told(plans[3].pulls) == [(0, 0, "stale", "whole", "late")]
+    assert sorted(drain_transfers(state, 3).row.tolist()) == [0, 2]
+
+
+def test_ssp_reads_copies_for_as_many_steps_as_its_bound() -> None:
+    plans, state = run("ssp(2)", workload([[[0], [1]]] * 5))
+    assert [len(plan.pulls.row) for plan in plans] == [2, 0, 0, 2, 0]
+    assert told(plans[3].pulls)[0] == (0, 0, "stale", "whole", "late")
+    assert all(len(plan.updates.row) == 2 for plan in plans)
+    assert not len(drain_transfers(state, 3).row)
+
+
+def test_asp_waits_for_no_update() -> None:
+    plans, _ = run("asp", workload([[[0], [1]]] * 4))
+    assert all(told(plan.updates)[0] == (0, 0, "update", "gradient", "lazy") for plan in plans)
+    # Three slots: the second step's rows find one free, the later ones wait for a slot.
+    assert [told(plan.pulls)[0] for plan in plans[:2]] == [(0, 0, "miss", "value", "early")] * 2
+
+
+def test_allreduce_moves_only_gradients() -> None:
+    plans, state = run("allreduce", workload([[[0], [1]], [[0], [0]], [[1], [2]]]))
+    moved = [traffic(plan, state.setup) for plan in plans]
+    assert [(step.hot_rows, int(step.rows_WKIP.sum())) for step in moved] == [
+        (2, 0),
+        (1, 0),
+        (2, 0),
+    ]
+    assert drain_transfers(state, 1).row.tolist() == [0, 2, 1]
 
 
 def test_herald_allocates_and_pushes_on_demand() -> None:

@@ -41,6 +41,10 @@ Arrays = dict[str, npt.NDArray[np.float64]]  # of any type
 VARIANTS = [
     "het(0)",
     *SETTINGS,
+    "het(4, clocks=release)",
+    "ssp(0)",
+    "ssp(2)",
+    "unbounded(of=allreduce)",
     "fae(hot=0.2, rate=25)",
     "fae(hot=0.5, buffer=4, shuffle=yes)",
     "scars(hot=0.1)",
@@ -66,6 +70,8 @@ VARIANTS = [
     "dispatch=esd sync=pipelined",
     "dispatch=esd sync=pipelined(init=local)",
     "dispatch=robin sync=het(4) evict=stale-first",
+    "dispatch=esd sync=het(2,clocks=release) evict=lfu",
+    "dispatch=herald sync=ssp(3) evict=clairvoyant",
 ]
 POLICIES = [*SYSTEMS, *VARIANTS]
 

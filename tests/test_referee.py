@@ -84,6 +84,14 @@ def stale_as_hit(plan: Plan) -> Plan | None:
     return replace(plan, decision=decision, pulls=cut(plan.pulls, pulled), returns=home)
 
 
+def no_stale_pulls(plan: Plan) -> Plan | None:
+    """Read all copies as they are; some of them lack no update."""
+    kept, need_T = plan.pulls.kind != codes.STALE_PULL, plan.decision.need_T
+    pulls = Transfers(*(column[kept] for column in plan.pulls))
+    need_T = np.where(need_T == codes.STALE, codes.HIT, need_T).astype(np.uint8)
+    return replace(plan, decision=plan.decision._replace(need_T=need_T), pulls=pulls)
+
+
 def slots(exchange: bool) -> Mutation:
     """Let two touches of one worker swap slots, or share a slot."""
 
@@ -128,6 +136,10 @@ FAULTS = [
     ("herald", lose("returns"), "law 3|old value", "updates home"),
     ("herald", stale_as_hit, "law 3", "exact reads"),
     ("het(1)", stale_as_hit, "law 4", "bounded"),
+    ("het(1, clocks=release)", stale_as_hit, "law 4", "bounded"),
+    ("ssp(1)", no_stale_pulls, "law 4", "bounded"),
+    ("ssp(2)", lose("updates"), "law 2", ""),
+    ("asp", lose("updates"), "law 2", ""),
     ("esd", lose("evictions"), "law 2", "no update lost"),
     ("het(3)", lose("evictions"), "law 2", "no update lost"),
     ("vanilla", lose("updates"), "law 2|lazy|law 3", ""),

@@ -84,10 +84,20 @@ def same(first: Trained, second: Trained) -> None:
             "embroute(effort=200)",
             "in-place",
             "het(4)",
+            "het(4, clocks=release)",
+            "ssp(3)",
+            "asp",
             "fae(hot=0.5, buffer=8)",
             "scars(hot=0.3, buffer=8)",
         ],
-        ["esd(1)", "embroute(effort=200)", "in-place", "het(4)", "fae(hot=0.5, buffer=8)"],
+        [
+            "esd(1)",
+            "embroute(effort=200)",
+            "in-place",
+            "het(4)",
+            "ssp(3)",
+            "fae(hot=0.5, buffer=8)",
+        ],
     ),
 )
 def test_resume_is_bit_identical(policy: str, cut: int, tmp_path: Path) -> None:

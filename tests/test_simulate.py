@@ -175,7 +175,8 @@ class Links:
             for k, shard in enumerate(self.cluster.shards):
                 sizes_I = moved.bytes_WKIP[w, k][:, list(phases)].sum(1)
                 self.send(shard, worker.host, float(sizes_I[:2].sum()))
-                self.send(worker.host, shard, float(sizes_I[2:].sum()))
+                checks = moved.check_bytes_WK[w, k] if URGENT in phases else 0
+                self.send(worker.host, shard, float(sizes_I[2:].sum() + checks))
         return self
 
     def control(self, moved: Traffic) -> Links:
@@ -224,6 +225,9 @@ def test_step_time_equals_the_formula_of_the_manual(name: str) -> None:
     job = job_of()
     for step in simulate_steps(make_policy(name), job):
         assert step.time.total_s == pytest.approx(by_hand(step, job.setup.cluster))
+        # Each touch of a held copy is checked: hits and stale copies.
+        held = step.touches - step.traffic.rows_WKIP[:, :, 0].sum()
+        assert step.traffic.check_bytes_WK.sum() == (16 * held if name == "het(2)" else 0)
 
 
 def test_job_on_one_host_has_no_transmission_cost() -> None:

@@ -23,18 +23,24 @@ from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from tests.jobs import (
     BATCH,
+    CLIP,
     WIDTHS,
     Batch,
     Result,
+    Trained,
     batches,
     crowded_settings,
+    dense_of,
     free_settings,
     gathered,
     loss_of,
     new_model,
+    optimizers_of,
     plain,
     plain_cached,
+    schedules_of,
     settings_of,
+    tables_of,
     train,
 )
 from tests.promises import adapter
@@ -53,6 +59,7 @@ EXACT = [
     "dispatch=esd sync=on-demand evict=clairvoyant(3)",
     "dispatch=herald sync=write-through evict=lfu",
     "unbounded(of=esd(0.5))",
+    "unbounded(of=allreduce)",
 ]
 MORE = ["embroute(effort=auto)", "het(0)", "dispatch=esd sync=pipelined(init=local)"]
 TOPOLOGIES = [(2, 1), (3, 2), (2, 2), (3, 1)]
@@ -166,12 +173,45 @@ def regrouped(policy_name: str, stream: Sequence[Batch], optimizer: str) -> list
 
 
 @pytest.mark.parametrize("optimizer", marked_full(OPTIMIZERS[:3], ["adagrad"]))
-def test_het_with_one_worker_equals_plain_torch(optimizer: str) -> None:
-    """One worker misses no updates, so HET is exact up to the addition of deltas."""
-    stream, settings = batches(1, STEPS), settings_of("het(4)", 1, 0.9)
+@pytest.mark.parametrize("policy", ["het(4)", "het(4, clocks=release)", "ssp(4)"])
+def test_deltas_of_one_worker_equal_plain_torch(policy: str, optimizer: str) -> None:
+    """One worker misses no updates, so only the addition of deltas differs."""
+    stream, settings = batches(1, STEPS), settings_of(policy, 1, 0.9)
     results = run_in_process(1, 2, lambda rank: train(rank, stream, optimizer, settings))
     mine = gathered(results, 1, 2)
     mine.assert_equal(plain_cached(optimizer, 1, STEPS), rtol=1e-9, atol=1e-11)
+
+
+def one_step_late(stream: Sequence[Batch]) -> Trained:
+    """Plain torch whose rows lack the updates of the step before."""
+    model = new_model()
+    optimizers = optimizers_of("sgd", model)
+    schedules, tables = schedules_of(optimizers), [one.weight for one in tables_of(model)]
+    current = [weight.detach().clone() for weight in tables]
+    behind = [weight.clone() for weight in current]
+    for batch in stream:
+        for weight, old in zip(tables, behind, strict=True):
+            weight.data = old.clone()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.top.parameters(), CLIP)
+        behind = [value.clone() for value in current]
+        for weight, value in zip(tables, current, strict=True):
+            weight.data = value
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        current = [weight.detach().clone() for weight in tables]
+    return Trained([value.numpy() for value in current], dense_of(model))
+
+
+@pytest.mark.parametrize("share", [0.75, 1.0])
+def test_asynchronous_reads_miss_exactly_the_step_before(share: float) -> None:
+    """Also where small caches let some rows arrive late: their values are as old."""
+    stream, settings = batches(3, STEPS), settings_of("asp", 3, share)
+    results = run_in_process(3, 2, lambda rank: train(rank, stream, "sgd", settings))
+    gathered(results, 3, 2).assert_equal(one_step_late(stream))
 
 
 def test_equal_runs_give_equal_bits() -> None:

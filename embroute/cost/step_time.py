@@ -6,7 +6,7 @@ Axes: W workers, K shards, I kinds of transfer, P phases, X kinds of record, A a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -67,6 +67,8 @@ class Traffic:
     hot_rows: int = 0  # distinct rows whose gradients are all-reduced
     hot_bytes: int = 0
     chunks: int = 1  # of urgent pushes and late pulls; of a span, the most
+    # Row ids and clocks with which a published system asks shards whether copies are valid.
+    check_bytes_WK: I64 = field(default_factory=lambda: np.zeros((1, 1), np.int64))
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -79,6 +81,7 @@ class Traffic:
             hot_rows=self.hot_rows + other.hot_rows,
             hot_bytes=self.hot_bytes + other.hot_bytes,
             chunks=max(self.chunks, other.chunks),
+            check_bytes_WK=self.check_bytes_WK + other.check_bytes_WK,
         )
 
 
@@ -165,10 +168,12 @@ def transmission_cost(traffic: Traffic, cluster: Cluster) -> float:
 
 
 def _host_bytes(traffic: Traffic, cluster: Cluster, phases: tuple[int, ...]) -> tuple[F64, F64]:
-    """Row bytes that leave and enter each host in the given phases."""
+    """Bytes of rows and of checks of copies that leave and enter each host in some phases."""
     bytes_WKI = traffic.bytes_WKIP[:, :, :, list(phases)].sum(3) * cluster.crosses_WK[:, :, None]
     pull_WK = bytes_WKI[:, :, list(PULLS)].sum(2)
     push_WK = bytes_WKI[:, :, list(PUSHES)].sum(2)
+    if URGENT in phases:  # a copy is checked between the step before and the read
+        push_WK = push_WK + traffic.check_bytes_WK * cluster.crosses_WK
     up_H, down_H = np.zeros(len(cluster.hosts)), np.zeros(len(cluster.hosts))
     shards = np.array(cluster.shards, np.intp)
     np.add.at(up_H, cluster.host_W, push_WK.sum(1))
@@ -205,7 +210,7 @@ def _sum_bytes_H(hot_bytes: float, cluster: Cluster) -> F64:
 
 
 def link_bytes(traffic: Traffic, cluster: Cluster, steps: int = 1) -> tuple[F64, F64]:
-    """Bytes of a span of steps that leave and enter each host: rows, samples, plans, sums."""
+    """Bytes of a span that leave and enter each host: rows, checks, samples, plans, sums."""
     up_H, down_H = _host_bytes(traffic, cluster, (EARLY, URGENT, LATE, LAZY))
     control_up, control_down = _control_bytes(traffic, cluster)
     sum_H = steps * _sum_bytes_H(traffic.hot_bytes / steps, cluster)

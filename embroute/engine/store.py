@@ -209,12 +209,19 @@ class CacheStore:
             gather(self.records[block.arena], block.indices, out)
 
     def write(self, block: TransferBlock, rows: Floats) -> None:
-        """Put pulled rows into their slots; deltas count from these values."""
+        """Put pulled rows into their slots; deltas count from these values.
+
+        Updates that a copy has not pushed yet are added to the pulled row, and stay unpushed.
+        """
         if self.stamps is not None:
-            rows = self.stamps.arrive(block, rows)
-        scatter(self.records[block.arena], block.indices, rows)
+            rows = self.stamps.arrive(block, rows, keeps_updates=bool(self.bases))
         if self.bases and block.record == VALUE_STATE:
+            pending, base = np.empty_like(rows), np.empty_like(rows)
+            gather(self.records[block.arena], block.indices, pending)
+            gather(self.bases[block.arena], block.indices, base)
             scatter(self.bases[block.arena], block.indices, rows)
+            rows = rows + (pending - base)
+        scatter(self.records[block.arena], block.indices, rows)
 
     def begin(self, arena: int, slots: I32, rows: I64, values: F64) -> None:
         """Put rows with their initial values and optimizer state into slots."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from embroute.data.window import Window
 from embroute.kernels.array_types import I32
-from embroute.kernels.codes import REPLICA, SLOT_MASK
+from embroute.kernels.codes import NEVER, REPLICA, SLOT_MASK
 from embroute.kernels.touches import Lookups, touches
 from embroute.planner.interfaces import Assignment, DispatchContext, ExtraRows, Policy, SyncContext
 from embroute.planner.kernels.apply import mark_clean
@@ -18,10 +18,15 @@ from embroute.planner.row_store import row_store_of
 from embroute.planner.state import State, for_decision, naming_part
 
 
-def _step_rows(window: Window, extra: ExtraRows, state: State) -> StepRows:
-    """The batch's distinct rows, then the rows that a sync adds."""
+def _step_rows(window: Window, extra: ExtraRows, state: State, waits: bool) -> StepRows:
+    """The batch's distinct rows, then the rows that a sync adds.
+
+    Without `waits`, no transfer waits for an update: as if no step near used the rows.
+    """
     now, arena_of = window.now, state.setup.arena_of
     rows_U, before_U, later_U = now.rows_U, now.before_U, now.later_U
+    if not waits:
+        before_U, later_U = np.full_like(before_U, -1), np.full_like(later_U, NEVER)
     if len(extra.needed_next):
         later_U = later_U.copy()
         later_U[extra.needed_next] = window.step + 1
@@ -53,7 +58,7 @@ def _assign(policy: Policy, window: Window, state: State) -> tuple[SyncContext, 
     sync, dispatch = policy.sync, policy.dispatch
     with naming_part(policy.name, f"step {window.step}, sync {sync.name}"):
         extra = sync.extra(window, state)
-    rows = _step_rows(window, extra, state)
+    rows = _step_rows(window, extra, state, sync.waits)
     copies = row_store_of(policy).find_copies(state.caches.cells, rows.rows_U)
     now, readable = window.now, copies
     if dispatch.looks_at_caches:
@@ -100,6 +105,7 @@ def plan_step(policy: Policy, window: Window, state: State) -> Plan:
         replica_UW=_replica_slots(context, decision, placement),
         lesson=assignment.lesson,
         shared_memory=policy.sync.shared_memory,
+        check_bytes=policy.sync.check_bytes,
     )
     check(plan, state, policy)
     return with_chunks(plan, state.setup) if policy.sync.pipelined else plan

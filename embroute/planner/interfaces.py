@@ -173,11 +173,14 @@ class Sync:
     readable: Readable = as_stored
     pinned: Callable[[State], Bools | None] = pin_nothing  # rows whose copies never leave
     laws: Callable[[Plan, State], Iterator[tuple[str, int]]] = no_laws  # as `RowStore.laws`
-    bound: int = 0  # updates a read may miss; 0 is exact
+    bound: int = 0  # how far a read may be behind, in clocks of the sync; 0 is exact
+    waits: bool = True  # reads wait for the updates of the step before
     copies: Copies = "kept"
     pipelined: bool = False  # chunks of late pulls move beside chunks of urgent pushes
     refused_optimizers: tuple[str, ...] = ()
     lookahead: int = 1
+    whole_tables: bool = False  # every worker keeps all rows; automatic caches hold them
+    check_bytes: int = 0  # that the published system sends to ask whether a copy is valid
 
     @property
     def exact(self) -> bool:

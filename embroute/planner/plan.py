@@ -11,7 +11,7 @@ import numpy.typing as npt
 from embroute.cost.step_time import FLOAT_BYTES, INDEX_BYTES, Traffic, pipelined
 from embroute.data.window import Indexed
 from embroute.kernels.array_types import I32, I64, U8
-from embroute.kernels.codes import FILL, GRADIENT, HIT, NEW, REPLICA, UPDATE_PUSH
+from embroute.kernels.codes import FILL, GRADIENT, HIT, NEW, REPLICA, UNHELD, UPDATE_PUSH
 from embroute.kernels.touches import Touches
 from embroute.planner.kernels.cache import CachedCopies, Placement
 from embroute.planner.kernels.eviction import EvictionMoves
@@ -54,6 +54,7 @@ class Plan:
     lesson: Memory | None  # `Assignment.lesson` of the dispatch, for its `learn`
     counted: Traffic | None = None  # of a pipelined plan: the traffic that says how many chunks
     shared_memory: bool = False  # rows have no slots: they are read and trained at the shards
+    check_bytes: int = 0  # of each copy that the step touches, accounted but not sent
 
     @property
     def samples_W(self) -> I64:
@@ -106,6 +107,15 @@ def _sample_bytes(plan: Plan, setup: Setup) -> I64:
     return sizes + INDEX_BYTES * lookups_W.astype(np.int64)
 
 
+def _check_bytes(plan: Plan, num_shards: int) -> I64:
+    """Bytes by worker and shard that ask whether the copies a step touches are valid."""
+    worker_T, need_T = plan.touches.worker_T, plan.decision.need_T
+    link_T = worker_T * num_shards + plan.rows.rows_U[plan.touches.unique_T] % num_shards
+    num_workers = len(plan.touches.first_W) - 1
+    checks = np.bincount(link_T[(need_T & UNHELD) == 0], minlength=num_workers * num_shards)
+    return plan.check_bytes * checks.reshape(num_workers, num_shards)
+
+
 def with_chunks(plan: Plan, setup: Setup) -> Plan:
     """The plan with its traffic, and with the number of chunks that suits it."""
     return replace(plan, counted=pipelined(traffic(plan, setup), setup.cluster))
@@ -134,6 +144,7 @@ def traffic(plan: Plan, setup: Setup) -> Traffic:
         plan_bytes_K=INDEX_BYTES * rows_WKIP.sum((0, 2, 3)),
         hot_rows=len(reduced_U),
         hot_bytes=int(setup.record_bytes_XA[GRADIENT][plan.rows.arena_U[reduced_U]].sum()),
+        check_bytes_WK=_check_bytes(plan, shards),
     )
 
 

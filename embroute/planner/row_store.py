@@ -50,7 +50,8 @@ class CachedRows:
 
     def cache_size(self, policy: Policy, requested: Size) -> Size:
         """The requested caches; a reference line without bounds caches all rows."""
-        return Size(1.0, "share") if policy.unbounded else requested
+        automatic = policy.sync.whole_tables and requested.unit == "auto"
+        return Size(1.0, "share") if policy.unbounded or automatic else requested
 
     def check_hosts(self, policy: Policy, cluster: Cluster) -> None:
         """Every cluster will do."""

@@ -26,10 +26,13 @@ from embroute.policies.dispatch.block import block, round_robin
 from embroute.policies.dispatch.esd import esd
 from embroute.policies.dispatch.herald import herald
 from embroute.policies.evict import clairvoyant, lfu, light_lfu, lru, stale_first
+from embroute.policies.sync.baselines import all_reduced, asynchronous, stale_synchronous
 from embroute.policies.sync.bounded import bounded
 from embroute.policies.sync.on_demand import on_demand, until_last_use
 from embroute.policies.sync.write_through import uncached, write_through
 from embroute.policies.systems import (
+    allreduce_policy,
+    asp_policy,
     bagpipe_policy,
     embroute_policy,
     esd_policy,
@@ -40,6 +43,7 @@ from embroute.policies.systems import (
     nocache_policy,
     pipelined_sync,
     scars_policy,
+    ssp_policy,
     vanilla_policy,
 )
 
@@ -62,6 +66,9 @@ SYNCS: Mapping[str, Factory] = {
     "pipelined": pipelined_sync,
     "het": bounded,
     "until-last-use": until_last_use,
+    "asp": asynchronous,
+    "ssp": stale_synchronous,
+    "allreduce": all_reduced,
 }
 EVICTS: Mapping[str, Factory] = {
     "lru": lru,
@@ -84,6 +91,9 @@ def unbounded_policy(of: str = "vanilla") -> Policy:
 SYSTEMS: Mapping[str, Factory] = {
     "nocache": nocache_policy,
     "vanilla": vanilla_policy,
+    "asp": asp_policy,
+    "ssp": ssp_policy,
+    "allreduce": allreduce_policy,
     "het": het_policy,
     "herald": herald_policy,
     "esd": esd_policy,

@@ -29,7 +29,13 @@ from embroute.policies.regroup import (
     learn_loss,
     regroup,
 )
-from embroute.policies.sync.bounded import StalenessBound, bounded
+from embroute.policies.sync.baselines import (
+    StepBound,
+    all_reduced,
+    asynchronous,
+    stale_synchronous,
+)
+from embroute.policies.sync.bounded import ClockRules, StalenessBound, bounded
 from embroute.policies.sync.on_demand import on_demand, pipelined_on_demand, until_last_use
 from embroute.policies.sync.replicated import always_replicated, swapped
 from embroute.policies.sync.write_through import shared_memory, uncached, write_through
@@ -51,12 +57,29 @@ def vanilla_policy() -> Policy:
     return Policy("vanilla", block(), write_through(), lru())
 
 
+def asp_policy() -> Policy:
+    """an asynchronous parameter server (inexact)"""
+    return Policy("asp", block(), asynchronous(), lru())
+
+
+def ssp_policy(bound: StepBound = 10) -> Policy:
+    """a stale-synchronous parameter server (inexact)"""
+    return Policy("ssp", block(), stale_synchronous(bound), lru())
+
+
+def allreduce_policy() -> Policy:
+    """every table on every worker"""
+    return Policy("allreduce", block(), all_reduced(), lru())
+
+
 def het_policy(
-    bound: StalenessBound = 100, order: Literal["lru", "lfu", "light-lfu"] = "lru"
+    bound: StalenessBound = 100,
+    order: Literal["lru", "lfu", "light-lfu"] = "lru",
+    clocks: ClockRules = "paper",
 ) -> Policy:
     """HET: bounded staleness (inexact)"""
     orders = {"lru": lru, "lfu": lfu, "light-lfu": light_lfu}
-    return Policy("het", round_robin(), bounded(bound), orders[order]())
+    return Policy("het", round_robin(), bounded(bound, clocks), orders[order]())
 
 
 def herald_policy(tables: ScoredTables = "all", ties: ScoreTies = "rotate") -> Policy:

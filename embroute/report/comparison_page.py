@@ -11,6 +11,7 @@ from embroute.report.figures import (
     BLUE,
     GREEN,
     GREY,
+    INDIGO,
     ORANGE,
     PALE,
     PHASE_STYLES,
@@ -42,6 +43,7 @@ KIND_STYLES = {
     "allreduce": Style("all-reduced rows", GREEN),
     "samples": Style("samples", PINK),
     "plans": Style("plans", GREY),
+    "checks": Style("checks of clocks", INDIGO),
     "dense": Style("dense gradients", PALE),
 }
 
@@ -68,8 +70,8 @@ def _traffic(report: ReportData) -> Section:
     }
     return Section(
         "What moves",
-        "Rows over workers' links by the reason they move; samples, plans and dense gradients "
-        "have bytes only. A click on a kind hides it.",
+        "Rows over workers' links by the reason they move; samples, plans, checks of clocks and "
+        "dense gradients have bytes only. A click on a kind hides it.",
         [fig],
         [Control("unit", "in", options)],
     )

@@ -81,19 +81,21 @@ _LOOK: dict[str, Any] = {
 }
 
 
-def subsets(results: Sequence[PolicyResult], job: Workload) -> list[str]:
-    """A sentence for each policy that uses only some of the workers."""
+def remarks(results: Sequence[PolicyResult], job: Workload) -> list[str]:
+    """Sentences about policies that leave workers out, check clocks, or replicate a hot set."""
     count = job.setup.num_workers
-    return [
+    checks = [
+        f"{entry.name}: checks of clocks, {scaled(entry.bytes['checks'])} bytes, are in its step "
+        f"time only"
+        for entry in results
+        if entry.bytes["checks"]
+    ]
+    subsets = [
         f"{entry.name} uses workers {', '.join(str(w.worker) for w in entry.per_worker)} of {count}"
         for entry in results
         if 0 < len(entry.per_worker) < count
     ]
-
-
-def remarks(results: Sequence[PolicyResult], job: Workload) -> list[str]:
-    """A sentence for each policy that leaves workers out or that replicates a hot set."""
-    return subsets(results, job) + [_on_hot_set(entry) for entry in results if entry.order_changed]
+    return checks + subsets + [_on_hot_set(entry) for entry in results if entry.order_changed]
 
 
 def _on_hot_set(entry: PolicyResult) -> str:

@@ -20,6 +20,7 @@ from bokeh.plotting import figure
 # Okabe and Ito's colours: readers with colour blindness can tell them apart.
 BLUE, SKY, VERMILION, ORANGE = "#0072b2", "#56b4e9", "#d55e00", "#e69f00"
 GREEN, PINK, YELLOW, GREY, PALE = "#009e73", "#cc79a7", "#e5d629", "#8a8f98", "#b9bec6"
+INDIGO = "#332288"
 SERIES = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, YELLOW, GREY)
 DASHES = ("solid", "dashed", "dotted", "dotdash")
 FONT = "system-ui, sans-serif"

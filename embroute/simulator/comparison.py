@@ -76,6 +76,7 @@ def _worker_results(outcome: Outcome) -> tuple[WorkerResult, ...]:
             "allreduce": round(crossings_W[w] * traffic.hot_bytes),
             "samples": int(traffic.sample_bytes_W[w]),
             "plans": int(traffic.plan_bytes_W[w]),
+            "checks": int(traffic.check_bytes_WK[w].sum()),
             "dense": round(crossings_W[w] * cluster.dense_bytes * outcome.steps),
         }
         rows[FIRST_FILL], sizes[FIRST_FILL] = (int(count_W[w]) for count_W in outcome.fill)
@@ -116,7 +117,8 @@ def bound_result(bound: Bound) -> PolicyResult:
     rows = zero | {"miss_pull": int(bound.pulls_A.sum()), "update_push": int(bound.pushes_A.sum())}
     rows[FIRST_FILL] = 0
     sizes = zero | {"miss_pull": round(bound.pull_bytes), "update_push": round(bound.push_bytes)}
-    sizes |= {"samples": 0, "plans": 0, "dense": 0, FIRST_FILL: 0}  # the bound is on rows
+    # The bound is on rows.
+    sizes |= dict.fromkeys(("samples", "plans", "checks", "dense", FIRST_FILL), 0)
     return PolicyResult(
         name=LOWER_BOUND,
         rows=rows,

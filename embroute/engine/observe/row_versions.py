@@ -58,10 +58,15 @@ class RowVersions:
             sent[block.indices] += stamps[:, COUNT]
         return np.concatenate([rows, stamps.astype(rows.dtype)], axis=1)
 
-    def arrive(self, block: TransferBlock, rows: Floats) -> Floats:
-        """At a worker: keep the stamps of pulled rows; returns the rows without stamps."""
+    def arrive(self, block: TransferBlock, rows: Floats, keeps_updates: bool = False) -> Floats:
+        """At a worker: keep the stamps of pulled rows; returns the rows without stamps.
+
+        `keeps_updates`: updates that the copy has not pushed are added to the pulled row.
+        """
         stamps, arena = rows[:, -NUM_STAMPS:].astype(np.int64), block.arena
+        pending = self.now_AN[arena][block.indices, COUNT] - self.sent_AN[arena][block.indices]
         self.now_AN[arena][block.indices] = stamps
+        self.now_AN[arena][block.indices, COUNT] += pending if keeps_updates else 0
         self.start_AN[arena][block.indices] = stamps[:, VERSION_CLOCK]
         self.sent_AN[arena][block.indices] = stamps[:, COUNT]
         return np.ascontiguousarray(rows[:, :-NUM_STAMPS])

@@ -39,7 +39,7 @@ def mark_clean(cell_NW: I32, number: I32, worker: I32) -> None:
 def _bits_after(mode: int, pushed: int) -> int:
     """FRESH and DIRTY of a touched copy after the step, without branches: modes alternate."""
     fresh = (mode == EXCLUSIVE) | (mode == FILL)
-    dirty = ((mode == EXCLUSIVE) & (pushed == NOTHING)) | (mode == LOCAL)
+    dirty = ((mode == EXCLUSIVE) | (mode == LOCAL)) & (pushed == NOTHING)
     return FRESH * fresh | DIRTY * dirty
 
 

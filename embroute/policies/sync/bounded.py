@@ -3,12 +3,17 @@
 A copy counts its updates (`clock`) from the shard's clock at its pull (`start`). It is valid while
 clock <= start + s (unsent writes bounded) and the shard's clock <= clock + s (stale reads
 bounded). Reading an invalid copy pushes its accumulated update, then pulls.
+
+A published worker asks the shard at each read whether a copy is valid: it sends the row's id and
+the copy's clock. Here the coordinator knows all clocks, so no rank sends them. Step time still
+includes these bytes, to price HET fairly. Rows and transmission cost do not: they equal what ranks
+move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,10 +35,12 @@ from embroute.planner.kernels.transfers import Decision, StepRows, Transfers
 from embroute.planner.plan import Plan
 from embroute.planner.state import State
 from embroute.policies.sync.decision import make_decision
+from embroute.policies.sync.released import released
 from embroute.policies.sync.write_through import write_through
 
 # The two clocks of a slot: the shard's at the pull, and the copy's own.
 START, CLOCK = 0, 1
+CLOCK_CHECK_BYTES = 16  # a row's id and a copy's clock, 8 bytes each in the released code (Hetu)
 
 
 class Clocks(NamedTuple):
@@ -195,13 +202,24 @@ def _reads_bounded(
 
 
 StalenessBound = Annotated[int, Between(0)]
+ClockRules = Literal["paper", "release"]
 
 
-def bounded(bound: StalenessBound = 100) -> Sync:
-    """Reads may miss updates within `bound` clocks; 0 is defined as write-through, and exact."""
+def bounded(bound: StalenessBound = 100, clocks: ClockRules = "paper") -> Sync:
+    """Reads may miss updates within `bound` clocks; 0 is defined as write-through, and exact.
+
+    `clocks`: `paper` counts the steps that touch a row; `release` follows the released code, which
+    counts look-ups and adds up the counts of all workers, so that it pulls more.
+    """
     if bound == 0:
         return write_through()
+    if clocks == "release":
+        return released(bound, CLOCK_CHECK_BYTES)
 
+    return _by_paper(bound)
+
+
+def _by_paper(bound: int) -> Sync:
     def readable(state: State, rows: StepRows, copies: CachedCopies) -> CachedCopies:
         # No DIRTY: another worker's pull forces no push here.
         readable_UW = _readable(state.memory(Clocks), copies.copies_UW, rows.rows_U, bound)
@@ -229,4 +247,5 @@ def bounded(bound: StalenessBound = 100) -> Sync:
         laws=laws,
         bound=bound,
         refused_optimizers=("adam",),  # deltas of its moments do not add up to its moments
+        check_bytes=CLOCK_CHECK_BYTES,
     )
