@@ -139,7 +139,7 @@ def main() -> None:
         f"with at most {case.rows:,} rows each, one pass over the samples, AUC of the "
         f"{case.held_out:,} that follow. The best possible AUC is that of the true probabilities "
         f"of the same samples. Means over {given.seeds} seeds. `het(0)` is write-through and "
-        f"exact; lost: its AUC less that of the line."
+        f"exact; lost: the AUC of `het(0)` less that of the line."
     )
     headings = ["steps", "policy", "AUC", "best possible", "lost", "spread of the loss", "hits"]
     record("staleness", "AUC of bounded staleness", f"{message}\n\n{markdown(headings, rows)}")
