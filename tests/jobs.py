@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from embroute.config.cluster import Cluster, uniform_cluster
-from embroute.config.spec import Size
+from embroute.config.spec import Cache, Size, parse_cache
 from embroute.data.schema import Schema, Table
 from embroute.engine.observe.metrics import Meter
 from embroute.engine.observe.row_versions import RowVersions
@@ -285,13 +285,11 @@ def gathered(results: dict[str, Result], num_workers: int, num_shards: int) -> T
     return Trained(tables, results[f"worker{num_workers - 1}"].dense)
 
 
-def size_of(settings: Settings) -> Size:
+def size_of(settings: Settings) -> Cache:
     """The cache of a job; reference policies keep all rows."""
     if make_policy(settings["policy"]).unbounded:
         return Size(1.0, "share")
-    size = settings["cache"]
-    assert isinstance(size, Size)
-    return size
+    return parse_cache("cache=", settings["cache"])
 
 
 def settings_of(policy: str, num_workers: int, cache_share: float = 0.8) -> Settings:

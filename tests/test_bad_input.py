@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,8 @@ Patch = pytest.MonkeyPatch
         ("quotas", "1,1", "--quotas needs 4 shares, one a worker, got '1,1'"),
         ("quotas", "0,0,0,0", "--quotas must have a share above 0, got '0,0,0,0'"),
         ("cache", "much", "--cache"),
+        ("cache", "10%+5%", "--cache names 2 sizes for 4 workers: give one size for all, or one"),
+        ("cache", "10%+auto+5%+5%", "--cache must look like 0.1, 10%, 5000rows or 256MB, got"),
         ("decay", "-0.1", "--decay must be a number of at least 0, got -0.1"),
         ("clip", "nan", "--clip must be a number of at least 0, got nan"),
         ("lr", "0", "--lr must be a number above 0, got 0"),
@@ -214,6 +217,18 @@ def test_resume_with_another_cache_size_is_exact(tmp_path: Path) -> None:
     break_off(settings)
     settings["cache"] = 1.0
     assert_goes_on(settings, tmp_path, 40)
+
+
+def test_resume_with_unequal_caches_is_exact(tmp_path: Path) -> None:
+    """With the same caches the losses are equal too; exchanged caches are other caches."""
+    settings, stream = saving(tmp_path / "same") | {"cache": "80%+1"}, batches(2, STEPS)
+    whole = run({**settings, "checkpoint": tmp_path / "whole"}, stream)
+    break_off(settings)
+    shutil.copytree(tmp_path / "same", tmp_path / "other")
+    resumed = run(settings, stream)
+    assert resumed["worker0"].losses == whole["worker0"].losses[40:]
+    settings |= {"cache": "1+80%", "checkpoint": tmp_path / "other"}
+    assert_goes_on(settings, tmp_path / "other", 40)
 
 
 @pytest.mark.parametrize("policy", ["het(4)", "esd(1)"])

@@ -111,14 +111,20 @@ def same(one: Arrays, other: Arrays) -> None:
 def enlarged(workload: Workload, message: str) -> Workload:
     """The workload with the cache size that a refusal asks for."""
     setup = workload.setup
+    share_W = [size.amount for size in setup.cache_W]
     found = NEEDS.search(message)
     if found is None:
         assert "do not fit the cache" in message
-        return workload.with_cache(Size(min(1.0, setup.cache.amount + 0.2), "share"))
-    arena = setup.arenas.index(int(found[3]))
-    needed = int(found[2]) / int(setup.rows_A[arena])
-    assert needed > setup.cache.amount, message
-    return workload.with_cache(Size(min(1.0, needed), "share"))
+        share_W = [share + 0.2 for share in share_W]
+    else:
+        worker, arena = int(found[1]), setup.arenas.index(int(found[3]))
+        needed = int(found[2]) / int(setup.rows_A[arena])
+        assert needed > share_W[worker], message
+        share_W[worker] = needed
+    if isinstance(setup.cache, Size):
+        share_W = [max(share_W)] * len(share_W)
+    sizes = tuple(Size(min(1.0, share), "share") for share in share_W)
+    return workload.with_cache(sizes if isinstance(setup.cache, tuple) else sizes[0])
 
 
 def play(policy: Policy, workload: Workload, compare_every: int = 1) -> Referee:
@@ -312,6 +318,17 @@ def test_cache_refusal_counts_hot_rows_by_width(name: str) -> None:
     assert found is not None
     assert int(found[2]) == 4, message
     assert refusal(make_policy(name), two_widths(0.8)) == ""
+
+
+@pytest.mark.parametrize("name", ["fae(hot=2rows)", "scars(hot=2rows)", "allreduce"])
+def test_replicated_rows_must_fit_the_smallest_cache(name: str) -> None:
+    workload = long_workload("sgd")
+    sizes = [Size(1.0, "share")] * 4
+    assert refusal(make_policy(name), workload.with_cache(tuple(sizes))) == ""
+    sizes[2] = Size(1, "rows")
+    workload = workload.with_cache(tuple(sizes))
+    with pytest.raises(ValueError, match=r"--cache 1 rows: worker 2 needs|of 0 rows per worker"):
+        list(workload.plans(make_policy(name), workload.start(make_policy(name))))
 
 
 @pytest.mark.parametrize("name", ["het(1)", "dispatch=esd sync=het(2)"])

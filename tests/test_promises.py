@@ -117,6 +117,18 @@ def test_every_step_moves_the_rows_of_its_plan(policy: str) -> None:
     assert_notes_counted(promised, results)
 
 
+CACHED = [name for name in POLICIES if name != "in-place"]
+
+
+@pytest.mark.parametrize("policy", marked_full(CACHED, ["esd(0.5)", "bagpipe(3)"]))
+def test_every_step_moves_the_rows_of_its_plan_with_unequal_caches(policy: str) -> None:
+    settings = settings_of(policy, TOPOLOGY[0]) | Settings(cache="70%+80%+1")
+    promised, results = run(settings)
+    capacity_WA = promised.setup.capacity_WA.tolist()
+    assert make_policy(policy).unbounded or capacity_WA == [[49, 17], [56, 20], [70, 25]]
+    assert_kept(promised, results)
+
+
 def test_steps_with_free_quotas_move_the_rows_of_their_plans() -> None:
     promised, results = run(free_settings("embroute(effort=200)", *TOPOLOGY))
     assert_kept(promised, results)

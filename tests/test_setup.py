@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embroute.config.cluster import Cluster
 from embroute.config.cluster_file import open_cluster
-from embroute.config.spec import Size
+from embroute.config.spec import Size, parse_cache
 from embroute.cost.step_time import OPTIMIZERS, record_bytes
 from embroute.data.schema import Field, Schema, Table
 from embroute.kernels.codes import DELTA, GRADIENT, VALUE, VALUE_STATE
@@ -51,18 +51,19 @@ def test_cache_capacity_keeps_every_limit(setup: Setup) -> None:
     assert (capacity_A <= setup.rows_A).all()
     assert (capacity_A >= 0).all()
     slot_bytes_A = setup.record_bytes_XA[VALUE_STATE]
-    amount, all_rows = setup.cache.amount, setup.schema.num_rows
-    if setup.cache.unit == "share":
+    size, all_rows = setup.cache_W[0], setup.schema.num_rows
+    amount = size.amount
+    if size.unit == "share":
         limit = amount * all_rows
         used = float(capacity_A.sum())
-    elif setup.cache.unit == "rows":
+    elif size.unit == "rows":
         limit, used = amount, float(capacity_A.sum())
     else:
         limit, used = amount, float((capacity_A * slot_bytes_A).sum())
     assert used <= limit + 1e-6
     # What is left is less than one slot of every arena, unless everything fits.
     whole = (capacity_A == setup.rows_A).all()
-    spare = len(capacity_A) if setup.cache.unit != "bytes" else float(slot_bytes_A.sum())
+    spare = len(capacity_A) if size.unit != "bytes" else float(slot_bytes_A.sum())
     assert whole or used > limit - spare - 1e-6
 
 
@@ -71,6 +72,17 @@ def test_cache_share_of_a_decimal_fraction_is_exact() -> None:
     assert setup.arenas == (4, 8)
     assert setup.rows_A.tolist() == [70, 30]
     assert setup.capacity_WA.tolist() == [[7, 3]] * 4
+
+
+def test_workers_may_have_caches_of_their_own() -> None:
+    cache = parse_cache("--cache", "10%+20rows+1e+1rows+1280B")
+    setup = Setup(schema_of(30, 70), edge(), (8, 4), cache=cache)
+    assert setup.capacity_WA.tolist() == [[7, 3], [14, 6], [7, 3], [43, 18]]
+    assert setup.cache_rows_W.tolist() == [10, 20, 10, 61]
+    with pytest.raises(ValueError, match="--cache names 4 sizes for 2 workers"):
+        Setup(schema_of(30, 70), edge(2), (8, 4), cache=cache)
+    with pytest.raises(ValueError, match=r"--cache 1: at most \d+ slots per worker"):
+        Setup(schema_of(2**30), edge(2), cache=parse_cache("--cache", "1%+100%"))
 
 
 def test_tables_of_one_width_share_an_arena() -> None:

@@ -266,6 +266,23 @@ def test_worker_subset_trains_the_same_batches() -> None:
     assert job.setup.capacity_WA.shape[0] == 4
 
 
+def test_subset_of_workers_keeps_the_caches_of_its_workers() -> None:
+    sizes = tuple(Size(rows, "rows") for rows in (30, 36, 48, 60))
+    job = job_of(cache=sizes)
+    assert job.setup.cache_rows_W.tolist() == [30, 36, 48, 60]
+    assert with_workers(job, (3, 1)).setup.cache_rows_W.tolist() == [60, 36]
+
+
+def test_larger_cache_of_one_worker_saves_pulls_of_that_worker() -> None:
+    small, large = Size(60, "rows"), Size(1.0, "share")
+    equal, unequal = (
+        measure_named("vanilla", job_of(cache=cache)).traffic.rows_WKIP.sum((1, 3))[:, 0]
+        for cache in (small, (small, large, small, small))
+    )
+    assert unequal[1] < equal[1]
+    assert unequal[[0, 2, 3]].tolist() == equal[[0, 2, 3]].tolist()
+
+
 def test_subset_of_all_workers_is_the_same_job() -> None:
     job = job_of()
     assert with_workers(job, (0, 1, 2, 3)) is job

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from embroute.config.cluster import Cluster, Host, Worker
-from embroute.config.spec import Size
+from embroute.config.spec import Cache, Size
 from embroute.cost.step_time import OPTIMIZERS
 from embroute.data.batch import PADDING, Batch
 from embroute.data.schema import Field, Schema, Table
@@ -60,7 +60,7 @@ class Workload:
         rows = np.concatenate([batch.rows for batch in self.batches])
         return np.bincount(rows[rows >= 0], minlength=self.setup.schema.num_rows)
 
-    def with_cache(self, cache: Size) -> Workload:
+    def with_cache(self, cache: Cache) -> Workload:
         """The same workload with other caches."""
         return replace(self, setup=replace(self.setup, cache=cache))
 
@@ -162,6 +162,7 @@ def setups(draw: st.DrawFn) -> Setup:
         st.sampled_from([2, 4, 7]), min_size=len(schema.tables), max_size=len(schema.tables)
     )
     share = st.sampled_from([0.0, 0.5, 1.0, 1.0, 3.0])
+    cache = st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0]).map(lambda part: Size(part, "share"))
     shares = draw(st.lists(share, min_size=workers, max_size=workers).filter(sum) | st.just([]))
     return Setup(
         schema,
@@ -169,7 +170,7 @@ def setups(draw: st.DrawFn) -> Setup:
         draw(st.just(4) | widths.map(tuple)),
         batch_size=draw(st.integers(1, 9)),
         optimizer=draw(st.sampled_from(sorted(OPTIMIZERS))),
-        cache=Size(draw(st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0])), "share"),
+        cache=draw(cache | st.lists(cache, min_size=workers, max_size=workers).map(tuple)),
         shares=tuple(shares),
     )
 

@@ -24,7 +24,7 @@ from embroute.config.spec import (
 
 
 def check_cache(value: object) -> Any:
-    """A size of a cache as the user wrote it."""
+    """The size of all caches, or the sizes, as the user wrote them."""
     if isinstance(value, bool) or not isinstance(value, Size | str | int | float):
         raise ValueError(f"must look like 'auto', 0.1, '10%' or '256MB', got {shown(value)}")
     if isinstance(value, int) and not 0 <= value <= 10**15:

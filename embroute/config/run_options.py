@@ -70,7 +70,8 @@ class _Run(_Priced):
     cache: CacheSize = option(
         "auto",
         Group.POLICY,
-        "Cache of a worker: auto, 0.1 or 10% of all rows, 5000rows, or 256MB.",
+        "Cache of a worker: auto, 0.1 or 10% of all rows, 5000rows, or 256MB. Or one size a "
+        "worker: 10%+10%+5%.",
         "SIZE",
     )
     quotas: Quotas = option(

@@ -180,14 +180,19 @@ class Size:
         return f"{self.amount:.0f} {self.unit}"
 
 
+Cache = Size | tuple[Size, ...]  # of every worker, or one size for each
 AUTO_CACHE = Size(0.1, "auto")
 
 
-def parse_cache(name: str, size: Size | str | float) -> Size:
-    """The size of a cache: `auto`, or as `parse_size` reads it."""
-    if isinstance(size, Size):
+def parse_cache(name: str, size: Cache | str | float) -> Cache:
+    """The size of all caches, such as `auto` or `10%`, or that of each, such as `10%+5%`."""
+    if isinstance(size, Size | tuple):
         return size
-    return AUTO_CACHE if size == "auto" else parse_size(name, str(size))
+    if size == "auto":
+        return AUTO_CACHE
+    parts = re.split(r"(?<![eE])\+", str(size))  # 1e+3 is one number
+    sizes = tuple(parse_size(name, part) for part in parts)
+    return sizes if len(sizes) > 1 else sizes[0]
 
 
 def parse_size(name: str, text: str) -> Size:

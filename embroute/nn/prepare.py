@@ -29,6 +29,7 @@ from embroute.checkpoint.manifest import Manifest, read_manifest
 from embroute.checkpoint.planner_state import counts_before, first_random_state, from_seed
 from embroute.checkpoint.rank_files import check_identity, load_shard, load_tables, save_shard
 from embroute.checkpoint.strict_json import Json
+from embroute.config.spec import AUTO_CACHE
 from embroute.data.access_counts import Calibration, count_lookups
 from embroute.engine import control
 from embroute.engine.control import broadcast_text, send_reply
@@ -144,7 +145,7 @@ def _agree_on_start(job: TrainingJob) -> tuple[TrainingJob, Path | None]:
 
 def _agree_on_caches(job: TrainingJob) -> TrainingJob:
     """The job with the rows of a step, which only the coordinator knows, if caches need them."""
-    if job.setup.cache.unit != "auto":
+    if job.setup.cache != AUTO_CACHE:
         return job
     rank, rows_A = job.rank, job.setup.step_rows_A.tolist()
     text = broadcast_text(rank.name, rank.peers, rank.control, json.dumps(rows_A))

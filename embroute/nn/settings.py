@@ -16,7 +16,7 @@ from embroute.config.cluster import Cluster
 from embroute.config.option_model import Group, Options, as_python, check_names, option
 from embroute.config.option_types import check_path
 from embroute.config.run_options import DEFAULT_POLICY, RunConfig
-from embroute.config.spec import LARGEST_COUNT, Size, parse_cache, shown
+from embroute.config.spec import LARGEST_COUNT, Cache, parse_cache, shown
 from embroute.nn.tensor_batches import UserLookups
 from embroute.planner.interfaces import Dispatch, Evict, Policy, Sync
 from embroute.policies.catalog import PolicyLike, policy_of
@@ -90,7 +90,7 @@ class Settings(TypedDict, total=False):
     policy: Annotated[
         PolicyLike, _Policy, option(DEFAULT_POLICY, Group.POLICY, "As on the command line.")
     ]
-    cache: Size | float | str
+    cache: Cache | float | str
     network: Cluster | str
     shards: int
     nodes: Mapping[str, Sequence[str]]
@@ -203,6 +203,6 @@ def check_loader(loader: object) -> None:
         )
 
 
-def cache_size(settings: Settings) -> Size:
-    """The setting cache= as a size."""
+def cache_size(settings: Settings) -> Cache:
+    """The setting cache= as one size, or one for each worker."""
     return parse_cache("cache=", settings["cache"])

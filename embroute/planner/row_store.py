@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from embroute.config.cluster import Cluster
-from embroute.config.spec import Size
+from embroute.config.spec import AUTO_CACHE, Cache, Size
 from embroute.kernels.array_types import I64, Bools
 from embroute.kernels.codes import FREE, NO_HOLDER, PINNED
 from embroute.planner.interfaces import Policy, SyncContext
@@ -26,7 +26,7 @@ from embroute.planner.state import PlanError, State, naming_part
 class RowStore(Protocol):
     """What the two kinds do differently."""
 
-    def cache_size(self, policy: Policy, requested: Size) -> Size:
+    def cache_size(self, policy: Policy, requested: Cache) -> Cache:
         """The caches of a run."""
 
     def check_hosts(self, policy: Policy, cluster: Cluster) -> None:
@@ -48,9 +48,9 @@ class RowStore(Protocol):
 class CachedRows:
     """Workers pull rows into slots of their caches. Shards keep the rows themselves."""
 
-    def cache_size(self, policy: Policy, requested: Size) -> Size:
+    def cache_size(self, policy: Policy, requested: Cache) -> Cache:
         """The requested caches; a reference line without bounds caches all rows."""
-        automatic = policy.sync.whole_tables and requested.unit == "auto"
+        automatic = policy.sync.whole_tables and requested == AUTO_CACHE
         return Size(1.0, "share") if policy.unbounded or automatic else requested
 
     def check_hosts(self, policy: Policy, cluster: Cluster) -> None:
@@ -118,7 +118,7 @@ class CachedRows:
 class SharedRows:
     """Workers read and train rows where the shards keep them: no copies, no slots."""
 
-    def cache_size(self, policy: Policy, requested: Size) -> Size:
+    def cache_size(self, policy: Policy, requested: Cache) -> Cache:
         """No slots."""
         return Size(0.0, "share")
 
@@ -188,7 +188,7 @@ def _small_cache(policy: Policy, context: SyncContext, worker: int, arena: int) 
         cold = in_arena & ~pinned_R[rows.rows_U[touched]]
         needed, pinned = int(cold.sum()) + hot, f" ({hot} of them replicated)"
     return (
-        f"--cache {setup.cache}: worker {worker} needs {needed} rows of width "
+        f"--cache {setup.cache_W[worker]}: worker {worker} needs {needed} rows of width "
         f"{setup.arenas[arena]}{pinned} in step {rows.step}, its cache holds "
         f"{caches.capacity_WA[worker, arena]}; use a larger cache or a smaller batch"
     )

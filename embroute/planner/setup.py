@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.config.cluster import Cluster
-from embroute.config.spec import LARGEST_WIDTH, Size, parse_int, shown
+from embroute.config.spec import AUTO_CACHE, LARGEST_WIDTH, Cache, Size, parse_int, shown
 from embroute.cost.step_time import record_bytes
 from embroute.data.schema import Schema
 from embroute.kernels.array_types import F64, I64, U8
@@ -30,7 +30,7 @@ class Setup:
     dim: int | tuple[int, ...] = 64  # one width, or one per table
     batch_size: int = 1024  # samples of a step, all workers together
     optimizer: str = "sgd"
-    cache: Size = field(default_factory=lambda: Size(0.1, "share"))
+    cache: Cache = field(default_factory=lambda: Size(0.1, "share"))
     shares: tuple[float, ...] = ()  # relative quotas of the workers; equal if empty
     seed: int = 0
     seeded: bool = True  # initial rows follow from the seed, so that any rank can compute them
@@ -64,8 +64,10 @@ class Setup:
                 f"{shown(shares)}"
             )
         record_bytes(self.arenas, self.optimizer)  # refuses an unknown optimizer
-        if self.capacity_WA.sum(1).max() > SLOT_MASK - 1:
-            raise ValueError(f"--cache {self.cache}: at most {SLOT_MASK - 1} slots per worker")
+        largest = int(self.cache_rows_W.argmax())
+        if self.cache_rows_W[largest] > SLOT_MASK - 1:
+            size = self.cache_W[largest]
+            raise ValueError(f"--cache {size}: at most {SLOT_MASK - 1} slots per worker")
 
     @property
     def num_workers(self) -> int:
@@ -101,11 +103,22 @@ class Setup:
     def capacity_WA(self) -> I64:
         """Slots of each worker and arena."""
         # A share such as 0.1 is not exact in binary, so that 0.29 * 100 is a hair below 29.
-        slots_A = np.floor(slots_by_arena(self.cache, self) + 1e-9)
-        if self.cache.unit == "auto":
-            slots_A = np.maximum(slots_A, STEP_ROOM * self.step_rows_A)
-        whole = np.minimum(slots_A, self.rows_A).astype(np.int64)
-        return np.tile(whole, (self.num_workers, 1))
+        slots_WA = np.floor([slots_by_arena(size, self) + 1e-9 for size in self.cache_W])
+        if self.cache == AUTO_CACHE:
+            slots_WA = np.maximum(slots_WA, STEP_ROOM * self.step_rows_A)
+        whole_WA: I64 = np.minimum(slots_WA, self.rows_A).astype(np.int64)
+        return whole_WA
+
+    @property
+    def cache_W(self) -> tuple[Size, ...]:
+        """The size of each worker's cache."""
+        return cache_sizes(self.cache, self.num_workers)
+
+    @property
+    def cache_rows_W(self) -> I64:
+        """Slots of each worker, all widths together."""
+        rows_W: I64 = self.capacity_WA.sum(1)
+        return rows_W
 
     @cached_property
     def step_rows_A(self) -> I64:
@@ -153,6 +166,18 @@ class Setup:
     @cached_property
     def _quotas(self) -> dict[int, I64]:  # by number of samples: a run has two or three
         return {}
+
+
+def cache_sizes(cache: Cache, num_workers: int) -> tuple[Size, ...]:
+    """The size of each worker's cache."""
+    if isinstance(cache, Size):
+        return (cache,) * num_workers
+    if len(cache) != num_workers:
+        raise ValueError(
+            f"--cache names {len(cache)} sizes for {num_workers} workers: give one size for all, "
+            f"or one for each"
+        )
+    return cache
 
 
 def slots_by_arena(size: Size, setup: Setup) -> F64:

@@ -7,6 +7,7 @@ import json
 from bokeh.plotting import figure
 
 from embroute.config.spec import csv_cell
+from embroute.report.comparison_table import caches_text
 from embroute.report.figures import (
     BLUE,
     GREEN,
@@ -176,7 +177,7 @@ def comparison_page(report: ReportData) -> str:
     setup = report.job.setup
     facts = (
         f"{setup.num_workers} workers of {report.network}, {setup.batch_size} samples a step, "
-        f"caches of {int(setup.capacity_WA[0].sum()):,} of {setup.schema.num_rows:,} rows, "
+        f"{caches_text(setup)}, "
         f"{report.job.steps - report.job.warmup} steps after {report.job.warmup} of warm-up, "
         f"{setup.optimizer}. * inexact, ~ order changed."
     )

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from embroute.planner.setup import Setup
 from embroute.simulator.comparison import FIRST_FILL, PolicyResult
 from embroute.simulator.simulation import StepReport, Workload
 
@@ -116,6 +117,13 @@ def _on_hot_set(entry: PolicyResult) -> str:
     return words
 
 
+def caches_text(setup: Setup) -> str:
+    """The caches in a sentence: their rows, of how many."""
+    least, most = int(setup.cache_rows_W.min()), int(setup.cache_rows_W.max())
+    sizes = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    return f"caches of {sizes} of {setup.schema.num_rows:,} rows"
+
+
 def comparison_table(results: Sequence[PolicyResult], job: Workload, data: str) -> Table:
     """The comparison as a table; the best of a column is bold. It fits 80 columns."""
     yardstick = next((entry for entry in results if entry.name == "vanilla"), None)
@@ -124,7 +132,7 @@ def comparison_table(results: Sequence[PolicyResult], job: Workload, data: str) 
     setup = job.setup
     title = (
         f"{escape(data)}: {setup.num_workers} workers x {setup.batch_size // setup.num_workers} "
-        f"samples, caches of {int(setup.capacity_WA[0].sum()):,} of {setup.schema.num_rows:,} rows"
+        f"samples, {caches_text(setup)}"
     )
     ratio = "; ratio: to vanilla" if yardstick else ""
     caption = f"cost: busy time of all links{ratio}; * inexact; ~ order changed"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embroute.config.spec import Size
 from embroute.cost.step_time import StepTime, Traffic, step_time, transfer_cost_W, transmission_cost
 from embroute.data.access_counts import Calibration, count_source
 from embroute.data.batch import Batch, Source
@@ -273,8 +274,11 @@ def with_workers(job: Workload, workers: tuple[int, ...]) -> Workload:
     if shares and not sum(shares):
         numbers = ", ".join(map(str, workers))
         raise ValueError(f"--quotas: workers {numbers}, the only ones of the policy, have no share")
-    setup = replace(job.setup, cluster=job.setup.cluster.only(workers), shares=shares)
-    return replace(job, setup=setup)
+    cache = job.setup.cache
+    if not isinstance(cache, Size):
+        cache = tuple(cache[w] for w in workers)
+    cluster = job.setup.cluster.only(workers)
+    return replace(job, setup=replace(job.setup, cluster=cluster, cache=cache, shares=shares))
 
 
 def choose_workers(policy: Policy, job: Workload) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ def sweep_caches(
     ]
     points = []
     for case, outcome in _measure_cases(cases):
-        rows = int(outcome.setup.capacity_WA[0].sum())
+        rows = int(outcome.setup.cache_rows_W.max())
         points.append(
             SweepPoint(
                 policy=case.policy.name,

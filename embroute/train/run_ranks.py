@@ -9,11 +9,12 @@ from embroute.config.cluster_file import is_file, open_network
 from embroute.config.option_model import as_keys
 from embroute.config.run_file import read_run_file
 from embroute.config.run_options import RunConfig
-from embroute.config.spec import shown
+from embroute.config.spec import parse_cache, shown
 from embroute.launch.rank import RankTopology, on_one_node
 from embroute.models.registry import ModelOptions
 from embroute.nn.job import assumed_cluster, trainable_policy
 from embroute.planner.row_store import row_store_of
+from embroute.planner.setup import cache_sizes
 
 USUAL_WORKERS = 4  # of a run without a network
 
@@ -51,6 +52,7 @@ def check_run(run: RunConfig) -> None:
         raise ValueError(
             f"--quotas needs {cluster.num_workers} shares, one a worker, got {shown(run.quotas)}"
         )
+    cache_sizes(parse_cache("--cache", run.cache), cluster.num_workers)
     if run.tables and not is_file(run.tables):
         raise ValueError(f"--tables must be a file, got {shown(run.tables)}")
 

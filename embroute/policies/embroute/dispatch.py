@@ -73,7 +73,7 @@ def _overflow(context: DispatchContext, worker_S: I32) -> int:
 
 
 def _fallbacks(context: DispatchContext, options: SearchOptions, quotas_W: I64) -> Iterator[I32]:
-    """Dispatches that spread rows more: with the same quotas, then with equal ones.
+    """Dispatches that spread rows more: with the same quotas, then in proportion to the caches.
 
     Shares, floors and ceilings of the user are kept; the choice of active workers is not.
     """
@@ -81,7 +81,8 @@ def _fallbacks(context: DispatchContext, options: SearchOptions, quotas_W: I64) 
     if options.free_quotas and not context.state.setup.shares:
         workers = len(quotas_W)
         range_2W = share_ranges(options, np.arange(workers), workers)
-        share_W = clip_shares(np.full(workers, 1 / workers, np.float32), range_2W)
+        rows_W = np.maximum(1, context.state.setup.cache_rows_W)
+        share_W = clip_shares((rows_W / rows_W.sum()).astype(np.float32), range_2W)
         quotas.append(split_quotas(share_W, len(context.window.now.batch)))
     for quotas_W in quotas:
         quota_context = replace(context, quotas_W=quotas_W)

@@ -100,10 +100,11 @@ def _check_room(state: State, step: int) -> None:
     """Refuse caches that do not hold all rows, before the first step."""
     setup = state.setup
     for arena, rows in enumerate(setup.rows_A.tolist()):
-        room = int(setup.capacity_WA[0, arena])
+        worker = int(setup.capacity_WA[:, arena].argmin())
+        room = int(setup.capacity_WA[worker, arena])
         if room < rows:
             raise ValueError(
-                f"--cache {setup.cache}: worker 0 needs {rows} rows of width "
+                f"--cache {setup.cache_W[worker]}: worker {worker} needs {rows} rows of width "
                 f"{setup.arenas[arena]} (all of them replicated) in step {step}, its cache holds "
                 f"{room}; use --cache 100%"
             )
