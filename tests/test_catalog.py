@@ -301,10 +301,23 @@ def test_esd_opt_never_costs_more_than_heu(dealing: tuple[F64, I64]) -> None:
     assert (np.bincount(best, minlength=len(quotas_W)) == quotas_W).all()
 
 
-def test_esd_heu_serves_the_largest_regret_first() -> None:
-    # Both want worker 0; the second loses more elsewhere, so it goes first.
-    cost_SW = np.array([[1.0, 2.0], [1.0, 9.0]])
-    assert hybrid(cost_SW, np.array([1, 1]), 0.0).tolist() == [1, 0]
+def test_esd_heu_serves_the_largest_saving_first() -> None:
+    # All want worker 0; the third loses most elsewhere, so it goes first.
+    cost_SW = np.array([[1.0, 2.0], [1.0, 5.0], [1.0, 9.0]])
+    assert hybrid(cost_SW, np.array([1, 2]), 0.0).tolist() == [1, 1, 0]
+    # Worker 2 may not take any: its costs decide nothing.
+    closed_SW = np.array([[1.0, 2.0, -900.0], [1.0, 5.0, 0.0], [1.0, 9.0, 0.0]])
+    assert hybrid(closed_SW, np.array([1, 2, 0]), 0.0).tolist() == [1, 1, 0]
+
+
+@given(st.integers(0, 999))
+def test_esd_heu_ignores_what_all_samples_cost_at_a_worker(seed: int) -> None:
+    """Quotas are full in the end, so a surcharge of a worker for any sample changes no choice."""
+    random = np.random.default_rng(seed)
+    cost_SW = random.integers(0, 100, (16, 4)) + random.permutation(64).reshape(16, 4) / 64
+    surcharge_W, quotas_W = random.integers(0, 1000, 4), np.array([8, 4, 3, 1])
+    dealt_S = hybrid(cost_SW, quotas_W, 0.0)
+    assert hybrid(cost_SW + surcharge_W, quotas_W, 0.0).tolist() == dealt_S.tolist()
 
 
 def test_esd_alpha_splits_samples_between_heu_and_opt() -> None:

@@ -243,16 +243,19 @@ def test_esd_unit_costs_by_hand() -> None:
     assert cost_SW.tolist() == [[11, 11], [1, 10]]
 
 
-def test_esd_hybrid_splits_by_regret() -> None:
+def test_esd_hybrid_splits_by_saving() -> None:
     cost_SW = np.array([[0.0, 5, 6], [0, 4, 20], [7, 0, 3]])
     one_each = np.ones(3, np.int64)
-    # Regrets 5, 4, 3. Heu: 0 to worker 0; 1 to worker 1, since 0 is full; 2 to worker 2: 0+4+3.
-    assert hybrid(cost_SW, one_each, 0.0).tolist() == [0, 1, 2]
+    # Less the means 7, 9, 29 (in thirds): -7 6 -11, -7 3 31, 14 -9 -20. Lowest less the mean of
+    # the sample: -7, -16, -15. Heu: 1 to worker 0, 2 to worker 2, and 1 is left for 0: 5 + 0 + 3.
+    assert hybrid(cost_SW, one_each, 0.0).tolist() == [1, 0, 2]
     # Opt: 6 + 0 + 0.
     assert hybrid(cost_SW, one_each, 1.0).tolist() == [2, 0, 1]
-    # A third by Opt: Heu settles 0 and 1, Opt has one place left for 2.
-    assert hybrid(cost_SW, one_each, 1 / 3).tolist() == [0, 1, 2]
-    # Regrets 1 and 9, one place each: sample 1 is Heu's and takes worker 0, Opt has the rest.
+    # A third by Opt: Heu settles 1 and 2, Opt has one place left for 0.
+    assert hybrid(cost_SW, one_each, 1 / 3).tolist() == [1, 0, 2]
+    # Two thirds by Opt: Heu settles 1, Opt deals 6 + 0.
+    assert hybrid(cost_SW, one_each, 2 / 3).tolist() == [2, 0, 1]
+    # Less the means 0 and 5: 0 -4, 0 4. Sample 0 is Heu's and takes worker 1, Opt has the rest.
     assert hybrid(np.array([[0.0, 1], [0, 9]]), np.ones(2, np.int64), 0.5).tolist() == [1, 0]
 
 

@@ -110,8 +110,10 @@ def test_het_with_a_large_bound_pulls_no_stale_row() -> None:
 
 
 @pytest.mark.parametrize("trace", TRACES)
-def test_esd_opt_costs_less_than_heu(trace: str) -> None:
-    assert cost(trace, "esd(1)") < cost(trace, "esd(0.5)") < cost(trace, "esd(0)")
+def test_esd_heu_costs_hardly_more_than_opt_and_less_than_herald(trace: str) -> None:
+    """Opt is optimal for the expected cost of a step, not for what a run costs."""
+    for name in ("esd(0)", "esd(0.5)"):
+        assert cost(trace, name) < min(1.05 * cost(trace, "esd(1)"), cost(trace, "herald"))
 
 
 @pytest.mark.parametrize("trace", TRACES)

@@ -106,13 +106,15 @@ def hybrid(cost_SW: F64, quotas_W: I64, alpha: float) -> I32:
     num_samples, num_workers = cost_SW.shape
     if alpha >= 1 or num_workers == 1:
         return assign(cost_SW, quotas_W)
-    lowest = np.partition(cost_SW, 1, axis=1)
-    by_regret = np.argsort(lowest[:, 0] - lowest[:, 1], kind="stable")
+    # Every worker gets its quota at any rate, so what all samples cost there tells nothing.
+    relative_SW = cost_SW - cost_SW.mean(0)
+    open_SW = relative_SW[:, quotas_W > 0]
+    by_saving = np.argsort(open_SW.min(1) - open_SW.mean(1), kind="stable")
     split = num_samples - round(alpha * num_samples)
     worker_S = np.empty(num_samples, np.int32)
     left_W = quotas_W.copy()
-    _cheapest_with_room(cost_SW, by_regret[:split], left_W, worker_S)
-    rest = np.sort(by_regret[split:])
+    _cheapest_with_room(relative_SW, by_saving[:split], left_W, worker_S)
+    rest = np.sort(by_saving[split:])
     worker_S[rest] = assign(cost_SW[rest], left_W)
     return worker_S
 
@@ -134,8 +136,11 @@ AssignmentTies = Literal["block", "any"]
 def esd(alpha: Ratio = 1.0, ties: AssignmentTies = "block") -> Dispatch:
     """Minimise the sum of expected transmission costs; `alpha` is the share decided optimally.
 
-    The body of the paper could not be obtained: the cost and the split by regret (second lowest
-    minus lowest cost) are a reconstruction from its abstract. Optima are rarely unique. `ties`:
+    The body of the paper could not be obtained: the cost is a reconstruction from its abstract, and
+    the heuristic is a choice of ours, the best that we tried (docs/research-log.md). It takes costs
+    relative to the worker's mean over the batch. Samples that save most go first: lowest cost
+    against the mean over workers. Each goes to its cheapest worker with room, and what is left to
+    the optimum. Optima are rarely unique. `ties`:
     `block` prefers the optimum nearest to blocks, which keeps neighbours in time together (they
     share rows, which the cost does not count); `any` takes the optimum that the solver finds.
     """
