@@ -22,8 +22,10 @@ from embroute.planner.plan_stream import start
 from embroute.planner.setup import Setup
 from embroute.policies.catalog import DISPATCHES, EVICTS, SYNCS, SYSTEMS, Factory, make_policy
 from embroute.policies.dispatch.esd import hybrid
+from embroute.policies.dispatch.herald import Infrequency, tables_in_time
 from embroute.simulator.simulation import Workload, measure_named, simulate_steps
 from tests.sizes import sized
+from tests.workloads import long_workload
 
 # A value of every option, other than its default.
 VALUES: Mapping[str, Mapping[str, str]] = {
@@ -203,7 +205,7 @@ NAMES += "in-place, unbounded, lower-bound"
         ("esd(much)", "esd: alpha must be a number, got 'much'"),
         ("esd(1, ties=first)", "esd: ties must be block or any, got 'first'"),
         ("herald(ties=any)", "herald: ties must be rotate or first, got 'any'"),
-        ("herald(0)", "herald: tables, if not all, must be between 1 and"),
+        ("herald(0)", "herald: tables, if not all or auto, must be between 1 and"),
         ("het(-1)", "het: bound must be between 0 and"),
         ("het(1.5)", "het: bound must be a whole number, got 1.5"),
         ("het(order=fifo)", "order must be one of lru, lfu, light-lfu, got 'fifo'"),
@@ -324,3 +326,31 @@ def test_esd_alpha_splits_samples_between_heu_and_opt() -> None:
     # Heu takes the clearest preference of the three (sample 0); Opt deals the other two.
     cost_SW = np.array([[0.0, 9.0, 9.0], [5.0, 1.0, 2.0], [5.0, 1.0, 4.0]])
     assert hybrid(cost_SW, np.array([1, 1, 1]), 2 / 3).tolist() == [0, 2, 1]
+
+
+def test_herald_scores_the_tables_that_a_step_has_time_for() -> None:
+    lookups_K = np.array([900_000, 90_000, 10_000])  # the plan without scores takes 100 ms
+    times_s = (0.0, 0.1, 0.1099, 0.1109, 0.1111, 0.1112, 9.0)
+    found = [tables_in_time(lookups_K, step_s) for step_s in times_s]
+    assert found == [1, 1, 1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(("bytes_s", "tables"), [(1e6, "all"), (1e15, "1")])
+def test_herald_auto_scores_all_tables_in_long_steps_and_one_in_short_steps(
+    bytes_s: float, tables: str
+) -> None:
+    long = long_workload("sgd")
+    cluster = long.setup.cluster
+    hosts = [replace(host, up_bytes_s=bytes_s, down_bytes_s=bytes_s) for host in cluster.hosts]
+    setup = replace(long.setup, cluster=replace(cluster, hosts=tuple(hosts)))
+    work, dealt = replace(long, setup=setup), []
+    for name in ("herald(tables=auto)", f"herald(tables={tables})"):
+        policy = make_policy(name)
+        state = work.start(policy)
+        dealt.append([step.plan.worker_S.tolist() for step in work.plans(policy, state)])
+        if "auto" in name:
+            assert state.memory(Infrequency).step_s_1 > 0
+    assert dealt[0] == dealt[1]
+    other = make_policy("herald(tables=1)" if tables == "all" else "herald")
+    others = [step.plan.worker_S.tolist() for step in work.plans(other, work.start(other))]
+    assert dealt[0] != others

@@ -109,6 +109,7 @@ def test_committed_trace_equals_the_drawn_trace() -> None:
 def test_committed_trace_exercises_eviction_and_sharing() -> None:
     counts = expected()
     assert counts.pop("asp") == counts["nocache"]  # the same rows, at other times
+    assert counts.pop("herald(tables=auto)") == counts["herald"]  # steps with time for all tables
     assert counts["herald"]["evict_push"] > 100
     assert counts["vanilla"]["stale_pull"] > 100
     assert counts["fae"]["all_reduced"] > 50

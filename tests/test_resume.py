@@ -79,6 +79,7 @@ def same(first: Trained, second: Trained) -> None:
     marked_full(
         [
             "vanilla",
+            "herald(tables=auto)",
             "esd(1)",
             "bagpipe(3)",
             "embroute(effort=200)",
@@ -91,6 +92,7 @@ def same(first: Trained, second: Trained) -> None:
             "scars(hot=0.3, buffer=8)",
         ],
         [
+            "herald(tables=auto)",
             "esd(1)",
             "embroute(effort=200)",
             "in-place",

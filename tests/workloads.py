@@ -26,6 +26,7 @@ SETTINGS = (
     "het(10, order=lfu)",
     "het(3, order=light-lfu)",
     "herald(tables=1)",
+    "herald(tables=auto)",
     "herald(ties=first)",
     "esd(0)",
     "esd(0.5)",

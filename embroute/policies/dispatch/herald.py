@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from embroute.config.signature import Between
-from embroute.kernels.array_types import F64, I32, I64
+from embroute.cost.step_time import step_time
+from embroute.kernels.array_types import F64, I32, I64, Bools
 from embroute.kernels.codes import FRESH, NO_HOLDER, ROW
 from embroute.kernels.jit import kernel
 from embroute.planner.interfaces import Assignment, Dispatch, DispatchContext, PartMemory, RunStart
-from embroute.planner.plan import Plan
+from embroute.planner.plan import Plan, traffic
 from embroute.planner.state import State, held_slots
 
 
@@ -59,35 +60,59 @@ def _score(copies_UW: I32, only_U: I32, unique_of_lookup: I32, sample_offsets: I
     return score_SW
 
 
-ScoredTables = Annotated[int, Between(1)] | Literal["all"]
+ScoredTables = Annotated[int, Between(1)] | Literal["all", "auto"]
 ScoreTies = Literal["rotate", "first"]
 
 
 def herald(tables: ScoredTables = "all", ties: ScoreTies = "rotate") -> Dispatch:
     """Each sample to the worker that has most of its rows up to date.
 
-    `tables`: score only that many tables, those with the highest degree of infrequency.
+    `tables`: score only that many tables, those with the highest degree of infrequency. `auto`
+    scores as many as a core has time for in a step. The times are those of the cost model, not of
+    a clock, so that plans are the same in every run: that is a choice of ours.
     `ties`: `rotate` starts at another worker each step (the paper's rule); `first` always prefers
     the lowest worker number, so that samples of uncached rows keep meeting on the same workers.
     """
 
     def choose(context: DispatchContext) -> Assignment:
-        now, setup = context.window.now, context.state.setup
-        only_U = context.copies.only_U
-        if tables != "all" and tables < len(setup.schema.tables):
-            scored = context.state.memory(Infrequency).ranking[:tables]
-            left_out = ~np.isin(setup.table_of(context.rows.rows_U), scored)
+        now, only_U = context.window.now, context.copies.only_U
+        if tables != "all":
+            left_out = ~_is_scored(context, tables)
             only_U = np.where(left_out, NO_HOLDER, only_U).astype(np.int32)
         offsets = now.batch.sample_offsets
         score_SW = _score(context.copies.copies_UW, only_U, now.unique_of_lookup, offsets)
         first = context.window.step % len(context.quotas_W) if ties == "rotate" else 0
         return Assignment(_greedy(score_SW, context.quotas_W, first))
 
-    memory = PartMemory(Infrequency, _nothing_counted, learn_infrequency)
+    learn = learn_step_time if tables == "auto" else learn_infrequency
+    memory = PartMemory(Infrequency, _nothing_counted, learn)
     return Dispatch("herald", choose, None if tables == "all" else memory)
 
 
+def _is_scored(context: DispatchContext, tables: int | Literal["auto"]) -> Bools:
+    """Whether the table of each row is scored. Axis K: tables by rank."""
+    memory, setup = context.state.memory(Infrequency), context.state.setup
+    table_U = setup.table_of(context.rows.rows_U)
+    if tables == "auto":
+        looked_up = context.window.now.unique_of_lookup
+        of_lookup = table_U[looked_up[looked_up >= 0]]
+        lookups_K = np.bincount(of_lookup, minlength=len(memory.ranking))[memory.ranking]
+        tables = tables_in_time(lookups_K, float(memory.step_s_1[0]))
+    return np.isin(table_U, memory.ranking[:tables])
+
+
+def tables_in_time(lookups_K: I64, step_s: float) -> int:
+    """The most tables with which a plan takes no longer than a step, but at least one."""
+    spare_s = step_s - lookups_K.sum() / LOOKUPS_PLANNED_PER_S
+    scores_s = np.cumsum(lookups_K) / LOOKUPS_SCORED_PER_S
+    return max(1, int(np.searchsorted(scores_s, spare_s, side="right")))
+
+
 RANKING_PERIOD = 64  # steps between two rankings; a ranking reads every cached row
+# Of one core, about (benchmarks/results/decisions-2026-11-16.md: `herald` less `vanilla`).
+LOOKUPS_SCORED_PER_S = 90e6
+LOOKUPS_PLANNED_PER_S = 10e6  # without scores, the window included
+STEP_SMOOTHING = 0.2  # weight of the last step in the mean
 
 
 class Infrequency(NamedTuple):
@@ -95,11 +120,13 @@ class Infrequency(NamedTuple):
 
     access_R: I32
     ranking: npt.NDArray[np.intp]
+    step_s_1: F64  # mean seconds of recent steps; 0 before the first
 
 
 def _nothing_counted(start: RunStart) -> Infrequency:
     schema = start.setup.schema
-    return Infrequency(np.zeros(schema.num_rows, np.int32), np.arange(len(schema.tables)))
+    access_R, ranking = np.zeros(schema.num_rows, np.int32), np.arange(len(schema.tables))
+    return Infrequency(access_R, ranking, np.zeros(1))
 
 
 @kernel
@@ -115,6 +142,14 @@ def learn_infrequency(state: State, plan: Plan) -> None:
     _count_lookups(memory.access_R, plan.now.batch.rows)
     if plan.step % RANKING_PERIOD == 0:
         memory.ranking[:] = ranked_tables(state, int(plan.samples_W.max()))
+
+
+def learn_step_time(state: State, plan: Plan) -> None:
+    """Learn infrequency, and how long steps take."""
+    learn_infrequency(state, plan)
+    cluster, mean_1 = state.setup.cluster, state.memory(Infrequency).step_s_1
+    took_s = step_time(traffic(plan, state.setup), cluster).total_s
+    mean_1 += (STEP_SMOOTHING if mean_1[0] else 1) * (took_s - mean_1)
 
 
 def degrees(state: State, samples_per_worker: int) -> F64:
