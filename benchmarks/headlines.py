@@ -375,7 +375,7 @@ def sources_of(names: tuple[str, ...], folder: Path | None, quick: bool) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="Folder of the trace criteo_adkdd21.")
-    parser.add_argument("--steps", type=int, default=Lengths.long, help="of the long runs")
+    parser.add_argument("--steps", type=int, default=Lengths().long, help="of the long runs")
     parser.add_argument("--quick", action="store_true", help="few steps of small logs")
     args = parser.parse_args()
     lengths = Lengths(60, 30) if args.quick else Lengths(args.steps)
