@@ -334,7 +334,7 @@ def sections(lab: Lab, auc_page: Path | None) -> dict[str, tuple[str, list[Line]
             f"Paper: {papers.SCARS_SETTING}. {box}",
             [*replicas(lab, "scars", SCARS_BASES)],
         ),
-        papers.BAGPIPE: (
+        "BagPipe, SOSP 2023": (
             f"Paper: its setting is not known here. Here: 8 workers on links of 1 Gbit/s, width "
             f"64, 8 x 128 samples, caches of 10 % of all rows, {1e3 * COMPUTE_S:g} ms of compute a "
             "sample.",

@@ -5,7 +5,6 @@ HERALD = "Herald, NSDI 2024"
 ESD = "ESD, arXiv 2512.21615"
 FAE = "FAE, VLDB 2022"
 SCARS = "SCARS, arXiv 2411.01611"
-BAGPIPE = "BagPipe, SOSP 2023"
 
 HET_SETTING = "8 workers, 1 server, caches of 10 %, dim 128, batch 128 a worker, SGD"
 HERALD_SETTING = (
