@@ -218,6 +218,37 @@ def test_list_of_policies_has_their_docstrings() -> None:
     assert POLICIES.read_text().partition(GENERATED)[2] == "\n" + list_of_policies()
 
 
+SYSTEM_SECTIONS = dict(
+    section.split("\n", 1)
+    for section in (ROOT / "docs" / "systems.md").read_text().split("\n## ")[1:]
+)
+LABELS = ["Paper", "Here", "Reconstruction", "Use it", "Figure"]
+
+
+def test_every_policy_of_the_catalog_has_its_section() -> None:
+    assert SYSTEM_SECTIONS.keys() == SYSTEMS.keys()
+    assert "systems.md" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_section_of_a_policy_is_whole_and_fits_a_screen(name: str) -> None:
+    section = SYSTEM_SECTIONS[name]
+    assert re.findall(r"^- \*\*([\w ]+)\*\*", section, re.MULTILINE) == LABELS
+    assert len(section.splitlines()) <= 25
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_figures_of_a_policy_stand_in_a_page_of_results(name: str) -> None:
+    figures = SYSTEM_SECTIONS[name].partition("- **Figure**")[2]
+    linked = [*RESULT_LINK.findall(figures), newest_results()["catalog"]]
+    pages = [(RESULTS / page).read_text() for page in linked]
+    quoted = re.findall(r"\b\d+\.\d{3}\b|\b\d+\.\d %", figures)
+    assert quoted
+    own_lines = [line for line in pages[-1].splitlines() if line.startswith(f"| `{name}` ")]
+    text = "\n".join([*own_lines, *pages[:-1]])
+    assert not [number for number in quoted if number.replace(" ", "") not in text]
+
+
 @pytest.mark.full
 def test_site_builds_without_warnings_and_loads_nothing_from_the_web(tmp_path: Path) -> None:
     # Not --quiet: mkdocs counts only the warnings that it shows.
