@@ -1,4 +1,4 @@
-"""HET and Herald counted from the rules of their papers, without the planner: dictionaries only.
+"""HET, Herald and FAE counted by the rules of their papers, without the planner.
 
 A cache is a dictionary in the order of use: the first entry was used longest ago. A step is a list
 of samples, a sample a list of rows. Counts are miss pulls, stale pulls, update pushes and evict
@@ -169,4 +169,72 @@ def count_herald(steps: Sequence[Samples], workers: int, room: int) -> Counts:
                 (fresh[w].add if alone else fresh[w].discard)(row)
                 (dirty[w].add if alone else dirty[w].discard)(row)
             counts[sharers, UPDATE] += len(sharers) > 1
+    return counts
+
+
+def hot_rows(lookups: Counter[int], tables: Sequence[range], room: int) -> set[int]:
+    """FAE: whole tables, the smallest first, as long as they fit; then the most accessed rows."""
+    hot: set[int] = set()
+    for table in sorted(tables, key=len):
+        hot.update(table if len(hot) + len(table) <= room else ())
+    others = sorted((row for row in lookups if row not in hot), key=lambda r: (-lookups[r], r))
+    return hot | set(others[: room - len(hot)])
+
+
+def regroup(steps: Sequence[Samples], hot: set[int], buffer: int) -> Iterator[tuple[bool, Samples]]:
+    """Rounds of `buffer` steps: batches of samples with a cold row, then of hot samples only."""
+    size = len(steps[0])
+    pools: tuple[list[Sequence[int]], list[Sequence[int]]] = ([], [])
+    for first in range(0, len(steps), buffer):
+        for samples in steps[first : first + buffer]:
+            for sample in samples:
+                pools[set(sample) <= hot].append(sample)
+        for is_hot, pool in enumerate(pools):
+            last = first + buffer >= len(steps)
+            while len(pool) >= size or (last and pool):
+                yield bool(is_hot), pool[:size]
+                del pool[:size]
+
+
+def deal(samples: int, workers: int) -> list[int]:
+    """Consecutive samples to each worker; the first workers have one more."""
+    blocks = [samples // workers + (w < samples % workers) for w in range(workers)]
+    return [w for w, count in enumerate(blocks) for _ in range(count)]
+
+
+def count_fae(
+    steps: Sequence[Samples], workers: int, room: int, hot: set[int], buffer: int
+) -> Counts:
+    """Cold batches write through; hot batches move rows at swaps only, and push each row once."""
+    counts = np.zeros((workers, 4), np.int64)
+    caches: list[dict[int, object]] = [{} for _ in range(workers)]
+    fresh: list[set[int]] = [set() for _ in range(workers)]
+    dirty: set[int] = set()  # hot rows that only the replicas have
+    first, was_hot = True, False
+    for is_hot, samples in regroup(steps, hot, buffer):
+        lookups = lookups_of(samples, deal(len(samples), workers), workers)
+        users = touchers_of(lookups)
+        # Replicas are filled once, and refreshed before hot batches. Others pull what they use.
+        wanted = hot if is_hot and not was_hot else hot - users.keys() if first else set()
+        for row in dirty if was_hot and not is_hot else ():
+            counts[row % workers, UPDATE] += 1
+        for w, cache in enumerate(caches):
+            unpinned = {row: None for row in cache if row not in hot}
+            used = Counter(row for row in lookups[w] if row not in hot)
+            pinned = len((cache.keys() | lookups[w].keys() | wanted) & hot)
+            for row in victims(unpinned, used, room - pinned):  # type: ignore[arg-type]
+                del cache[row]
+                fresh[w].discard(row)
+            for row in [*lookups[w], *(wanted - lookups[w].keys())]:
+                counts[w, MISS] += row not in cache
+                counts[w, STALE] += row in cache and row not in fresh[w]
+                cache.pop(row, None)
+                cache[row] = None
+                fresh[w].add(row)
+        dirty = dirty | users.keys() if is_hot else set()
+        for row, sharers in () if is_hot else users.items():
+            for w in range(workers):
+                (fresh[w].add if sharers == [w] else fresh[w].discard)(row)
+            counts[sharers, UPDATE] += 1
+        first, was_hot = False, is_hot
     return counts

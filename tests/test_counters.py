@@ -1,8 +1,10 @@
-"""The simulator's counts of HET and Herald equal counts by the papers' rules, worker by worker."""
+"""The simulator's counts of HET, Herald and FAE equal counts by the papers' rules."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,13 +16,16 @@ from embroute.planner.setup import Setup
 from embroute.policies.catalog import make_policy
 from tests.counters import (
     EVICT,
+    MISS,
     STALE,
     UPDATE,
     Counts,
     Samples,
+    count_fae,
     count_herald,
     count_het,
     count_hetu,
+    hot_rows,
 )
 from tests.workloads import Workload, one_row_each, star
 
@@ -88,3 +93,18 @@ def test_released_clocks_pull_more_than_those_of_the_paper() -> None:
         count(steps, WORKERS, ROOM, 10)[:, :2].sum() for count in (count_het, count_hetu)
     )
     assert release > 1.1 * paper
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_simulator_equals_a_count_by_the_rules_of_fae(seed: int) -> None:
+    work = draw(seed)
+    steps = [batch.rows.reshape(BATCH, -1).tolist() for batch in work.batches]
+    lookups = Counter(row for samples in steps for sample in samples for row in sample)
+    first = work.setup.schema.first_rows.tolist()
+    hot = hot_rows(lookups, [range(*bounds) for bounds in pairwise(first)], 30)
+    expected = count_fae(steps, WORKERS, ROOM, hot, 30)
+    assert simulated("fae(hot=30rows, rate=100, buffer=30, sample=1)", work).tolist() == (
+        expected.tolist()
+    )
+    assert len(hot) == 30
+    assert expected[:, [MISS, STALE, UPDATE]].min() > 100

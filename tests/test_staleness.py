@@ -80,7 +80,7 @@ def test_row_versions_change_no_result() -> None:
 @pytest.mark.full
 def test_bounded_staleness_keeps_the_auc() -> None:
     """One short pass over labels of a known model: the AUC is near the exact AUC."""
-    case = Case(40_000, 8_000, rows=100, workers=2, dim=4, cache=0.6)
+    case = Case(32_000, 8_000, rows=100, workers=2, dim=4, cache=0.6)
     exact, tight, loose = (train_case(case, bound) for bound in (0, 10, 100))
     assert exact.best_auc == pytest.approx(0.83, abs=0.01)
     for found in (exact, tight, loose):
