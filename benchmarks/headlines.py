@@ -189,9 +189,12 @@ def het(lab: Lab) -> Iterator[Line]:
 
 
 def auc(page: Path | None) -> Iterator[Line]:
-    """AUC by bound of staleness, from the page of another benchmark that trains."""
+    """AUC by bound of staleness in the longest run on the page of a benchmark that trains."""
     text = page.read_text() if page else ""
-    ours = dict(re.findall(r"^\| het\((\d+)\) \| ([\d.]+) \|", text, re.MULTILINE))
+    # Later lines replace earlier ones: longer runs come last.
+    runs = re.findall(r"^\| ([\d,]+) \| het\((\d+)\) \| ([\d.]+) \|", text, re.MULTILINE)
+    steps = runs[-1][0] if runs else ""
+    ours = {bound: figure for _, bound, figure in runs}
     for bound, lost in (("100", "-0.0002"), ("10000", "-0.0080")):
         if {"0", bound} <= ours.keys() and page is not None:
             loss = float(ours["0"]) - float(ours[bound])
@@ -201,7 +204,7 @@ def auc(page: Path | None) -> Iterator[Line]:
                 f"{lost} (Wide & Deep)",
                 f"{-loss:+.4f}",
                 verdict(loss),
-                f"from [{page.stem}]({page.name}); DeepFM, Adagrad",
+                f"{steps} steps, from [{page.stem}]({page.name}); DeepFM, Adagrad",
             )
 
 

@@ -37,9 +37,13 @@ def test_networks_are_presets_or_equal_links() -> None:
 
 def test_auc_is_read_from_a_page_and_left_out_without_one(tmp_path: Path) -> None:
     page = tmp_path / "staleness-2026-01-01.md"
-    page.write_text("| het(0) | 0.8000 | 1 |\n| het(100) | 0.7500 | 1 |\n")
+    page.write_text(
+        "| 10 | het(0) | 0.9 |\n| 10 | het(100) | 0.5 |\n"
+        "| 99 | het(0) | 0.8000 |\n| 99 | het(100) | 0.7500 |\n"
+    )
     [line] = auc(page)
     assert (line.paper, line.ours, line.direction) == ("-0.0002 (Wide & Deep)", "-0.0500", "agrees")
+    assert line.beside.startswith("99 steps")
     assert not list(auc(None))
     assert len(list(auc(newest("staleness")))) == 2
 
