@@ -220,14 +220,14 @@ def test_tradeoff_tables_show_the_figures_of_papers(browser: Browser, traded: Ma
     load(browser, traded[0])
     assert faults(browser) == []
     tables = browser.find_elements(By.CSS_SELECTOR, "table.prose")
-    assert len(tables) == 4
+    assert len(tables) == 5
     text = "\n".join(table.text for table in tables)
-    for figure in ("59 % fewer", "79.62 (100)", "20.68x", "36.76 % lower"):
+    for figure in ("59 % fewer", "79.62 (100)", "20.68x", "36.76 % lower", "2.3x less", "up to 6x"):
         assert figure in text
     widths = [table.size["width"] for table in tables]
     page = browser.execute_script("return document.documentElement.clientWidth")
     assert max(widths) < page
-    for i, name in enumerate(("cache", "staleness", "bandwidth", "ratio")):
+    for i, name in enumerate(("cache", "staleness", "bandwidth", "ratio", "box")):
         picture(browser, f"tradeoff-{name}.png", f"section:nth-of-type({4 + i})")
 
 

@@ -46,6 +46,15 @@ CLAIMS = [
     ("32 to 44 ms", "own", "| Online Retail by time | 2400 | 0.478 | 44 |"),
     ("within 0.3 %", "advice", "synthetic criteo-kaggle, dc-8, default | 48 | nocache"),
     ("within 0.3 %", "advice", "| 6.41 | 6.40 | 1.003 |"),
+    ("90.9 %", "headlines", "| criteo-kaggle | -88 %, as time on 1 GbE | -90.9% | agrees |"),
+    ("15.0 to 33.4 %", "headlines", "-59 % on Criteo | -15.0% | agrees |"),
+    ("15.0 to 33.4 %", "headlines", "| movielens-25m | -48 to -89 % | -33.4% | agrees |"),
+    ("6.4 to 56.4 %", "headlines", "| criteo-kaggle | up to -36.76 % | -6.4% | agrees |"),
+    ("6.4 to 56.4 %", "headlines", "| movielens-25m | up to -36.76 % | -56.4% | agrees |"),
+    ("1.13 to 1.79", "headlines", "1.52x (XDL, CPU and GPU) | 1.13x | agrees |"),
+    ("1.13 to 1.79", "headlines", "1.52x (XDL, CPU and GPU) | 1.79x | agrees |"),
+    ("2.50 to 4.44", "headlines", "up to 6x throughput (Criteo Terabyte) | 2.50x | agrees |"),
+    ("2.50 to 4.44", "headlines", "up to 6x throughput (Criteo Terabyte) | 4.44x | agrees |"),
     ("within 3 %", "sanity", "| 0.730 | 0.75 | -2.6 % |"),
 ]
 
@@ -216,6 +225,37 @@ def list_of_policies() -> str:
 
 def test_list_of_policies_has_their_docstrings() -> None:
     assert POLICIES.read_text().partition(GENERATED)[2] == "\n" + list_of_policies()
+
+
+SYSTEM_SECTIONS = dict(
+    section.split("\n", 1)
+    for section in (ROOT / "docs" / "systems.md").read_text().split("\n## ")[1:]
+)
+LABELS = ["Paper", "Here", "Reconstruction", "Use it", "Figure"]
+
+
+def test_every_policy_of_the_catalog_has_its_section() -> None:
+    assert SYSTEM_SECTIONS.keys() == SYSTEMS.keys()
+    assert "systems.md" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_section_of_a_policy_is_whole_and_fits_a_screen(name: str) -> None:
+    section = SYSTEM_SECTIONS[name]
+    assert re.findall(r"^- \*\*([\w ]+)\*\*", section, re.MULTILINE) == LABELS
+    assert len(section.splitlines()) <= 25
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_figures_of_a_policy_stand_in_a_page_of_results(name: str) -> None:
+    figures = SYSTEM_SECTIONS[name].partition("- **Figure**")[2]
+    linked = [*RESULT_LINK.findall(figures), newest_results()["catalog"]]
+    pages = [(RESULTS / page).read_text() for page in linked]
+    quoted = re.findall(r"\b\d+\.\d{3}\b|\b\d+\.\d %|\b\d+\.\d\dx", figures)
+    assert quoted
+    own_lines = [line for line in pages[-1].splitlines() if line.startswith(f"| `{name}` ")]
+    text = "\n".join([*own_lines, *pages[:-1]])
+    assert not [number for number in quoted if number.replace(" ", "") not in text]
 
 
 @pytest.mark.full

@@ -15,10 +15,12 @@ from embroute.config.cluster import star_cluster
 from embroute.config.cluster_file import open_cluster
 from embroute.data.open import open_source
 from embroute.planner.setup import Setup
-from embroute.report.tradeoffs import CLAIMS, PANELS, curves, tradeoff_sections
+from embroute.report import papers
+from embroute.report.tradeoffs import CLAIMS, PANELS, PointRatio, curves, tradeoff_sections
 from embroute.simulator.recorder import TradeoffPoint
 from embroute.simulator.simulation import Workload
 from embroute.simulator.sweeps import (
+    BOX_POLICIES,
     EQUAL_GBIT,
     LINK_RATIOS,
     PAPER_CACHES,
@@ -54,6 +56,7 @@ def test_tradeoff_panels_measure_every_point(points: Points) -> None:
     varied = {"cache": PAPER_CACHES, "bandwidth": EQUAL_GBIT, "ratio": LINK_RATIOS}
     for panel, values in varied.items():
         assert measured[panel] == {(name, x) for name in TRADEOFF_POLICIES for x in values}
+    assert measured["box"] == {(name, x) for name in BOX_POLICIES for x in EQUAL_GBIT}
     assert measured["staleness"] == {(f"het({bound})", bound) for bound in STALENESS_BOUNDS}
 
 
@@ -97,6 +100,41 @@ def test_tradeoff_curves_are_shares_of_their_base() -> None:
     assert next(row[3] for row in section.sheet.rows) == (
         "rows, cache 10 %: not measured; rows, cache 4 %: herald 75 % less than vanilla"
     )
+
+
+def test_every_published_system_has_a_claim_beside_its_own_baseline() -> None:
+    sources = {claim.source for claims in CLAIMS.values() for claim in claims}
+    assert sources == {papers.HET, papers.HERALD, papers.ESD, papers.FAE, papers.SCARS}
+    # Herald's paper ran HET in BSP: without staleness, which is vanilla.
+    [over_het] = [claim for claim in CLAIMS["bandwidth"] if claim.source == papers.HERALD]
+    points = [
+        TradeoffPoint("bandwidth", name, 100, 1, 1.0, time_s)
+        for name, time_s in (("herald", 1.0), ("vanilla", 2.0), ("het(100)", 0.5))
+    ]
+    section = tradeoff_sections(points)[0]
+    assert section.sheet is not None
+    row = next(row for row in section.sheet.rows if row[1] == over_het.figure)
+    assert row[3] == "100 Gbit/s: herald 2.00x as fast as vanilla"
+
+
+def test_a_policy_that_moves_more_is_not_said_to_move_less() -> None:
+    more = PointRatio("rows", "rows", ("fae", 1), ("vanilla", 1))
+    points = [
+        TradeoffPoint("box", name, 1, rows, 1, 1) for name, rows in (("fae", 3), ("vanilla", 2))
+    ]
+    by_setting = {(point.policy, point.x): point for point in points}
+    assert more.sentence(by_setting) == "rows: fae 50 % more than vanilla"
+
+
+def test_replicas_are_priced_on_one_host_with_the_network_varied() -> None:
+    source = open_source("online-retail")
+    job = Workload(source, Setup(source.schema, open_cluster("edge-4")))
+    boxes = [case for case in tradeoff_cases(job) if case.panel == "box"]
+    assert {case.policy.name for case in boxes} == set(BOX_POLICIES)
+    hosts = {case.x: case.job.setup.cluster.hosts for case in boxes}
+    assert hosts[100.0] == open_cluster("box-4").hosts
+    assert hosts[10.0][0].up_bytes_s == hosts[10.0][1].down_bytes_s == 1.25e9
+    assert hosts[10.0][1].inside_bytes_s == hosts[100.0][1].inside_bytes_s
 
 
 def test_tradeoff_cases_vary_only_their_axis() -> None:

@@ -141,9 +141,9 @@ def colocated(n: int) -> Cluster:
     return Cluster(hosts, tuple(Worker(i) for i in range(n)), tuple(range(n)))
 
 
-def box(n: int) -> Cluster:
+def box(n: int, network_gbit: float = 100.0) -> Cluster:
     """All workers on one host with fast links inside (NVLink 2), the shard on another host."""
-    network = 100 * GIGABIT
+    network = network_gbit * GIGABIT
     hosts = (Host("shard", network, network), Host("box", network, network, 0.0, 1200 * GIGABIT))
     return Cluster(hosts, (Worker(1),) * n, (0,))
 

@@ -2,135 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from embroute.report import papers
 from embroute.report.figures import Axes, Curve, from_zero, lines
 from embroute.report.page import Section, Sheet
 from embroute.simulator.recorder import TradeoffPoint
 from embroute.simulator.sweeps import COMPUTE_S
 
-HET = "HET, VLDB 2022"
-HERALD = "Herald, NSDI 2024"
-ESD = "ESD, arXiv 2512.21615"
-HET_SETTING = "8 workers, 1 server, caches of 10 %, dim 128, batch 128 a worker, SGD"
-HERALD_SETTING = (
-    "8 workers, 1 server, caches of 10 %, dim 512, batch 128 a worker (simulated) or 256 "
-    "(testbed), 100 GbE"
-)
-ESD_SETTING = "unequal links; its abstract gives no more"
-UNKNOWN = "none known"
-
+ROWS, COST, STEP = "rows", "transmission_cost_s", "step_time_s"  # fields of a point
 Point = tuple[str, float]  # policy, x
-Points = Mapping[Point, TradeoffPoint]
 
 
-@dataclass(frozen=True)
-class Claim:
+class PointRatio(NamedTuple):
+    """A quantity of a point beside that of another."""
+
+    setting: str
+    value: str
+    ours: Point
+    base: Point
+
+    def sentence(self, points: Mapping[Point, TradeoffPoint]) -> str:
+        """The measured ratio in words."""
+        ours, base = points.get(self.ours), points.get(self.base)
+        if ours is None or base is None:
+            return f"{self.setting}: not measured"
+        ratio = getattr(ours, self.value) / max(1e-12, getattr(base, self.value))
+        if self.value == STEP:
+            return f"{self.setting}: {self.ours[0]} {1 / ratio:.2f}x as fast as {self.base[0]}"
+        change = f"{100 * abs(1 - ratio):.0f} % {'less' if ratio <= 1 else 'more'}"
+        return f"{self.setting}: {self.ours[0]} {change} than {self.base[0]}"
+
+
+class Claim(NamedTuple):
     """A paper's figure, and the same quantity measured here."""
 
     source: str
     figure: str
     setting: str
-    ours: Callable[[Points], str]
+    ratios: tuple[PointRatio, ...]
 
 
-def _less(setting: str, policy: Point, other: Point, value: str) -> Callable[[Points], str]:
-    """How much less one policy needs than another."""
-
-    def sentence(points: Points) -> str:
-        if policy not in points or other not in points:
-            return f"{setting}: not measured"
-        share = getattr(points[policy], value) / max(1e-12, getattr(points[other], value))
-        return f"{setting}: {policy[0]} {100 * (1 - share):.0f} % less than {other[0]}"
-
-    return sentence
+def _sizes(policy: str, base: str) -> tuple[PointRatio, ...]:
+    """Rows moved with the largest and the smallest cache of the papers."""
+    return tuple(PointRatio(f"rows, cache {x} %", ROWS, (policy, x), (base, x)) for x in (10, 4))
 
 
-def _faster(setting: str, policy: Point, other: Point) -> Callable[[Points], str]:
-    """How many times as fast one policy is as another."""
-
-    def sentence(points: Points) -> str:
-        if policy not in points or other not in points:
-            return f"{setting}: not measured"
-        ratio = points[other].step_time_s / points[policy].step_time_s
-        return f"{setting}: {policy[0]} {ratio:.2f}x as fast as {other[0]}"
-
-    return sentence
-
-
-def _joined(*sentences: Callable[[Points], str]) -> Callable[[Points], str]:
-    return lambda points: "; ".join(sentence(points) for sentence in sentences)
+def _links(policy: str, base: str, *speeds: float) -> tuple[PointRatio, ...]:
+    """Step times on links of some speeds."""
+    return tuple(PointRatio(f"{x:g} Gbit/s", STEP, (policy, x), (base, x)) for x in speeds)
 
 
 CLAIMS: Mapping[str, tuple[Claim, ...]] = {
     "cache": (
         Claim(
-            HERALD,
+            papers.HERALD,
             "59 % fewer transmissions than vanilla caching (Wide & Deep, Criteo); 48 to 89 % over "
-            "its four data sets. It varies the cache from 4 to 10 %; by size: " + UNKNOWN,
-            HERALD_SETTING,
-            _joined(
-                _less("rows, cache 10 %", ("herald", 10), ("vanilla", 10), "rows"),
-                _less("rows, cache 4 %", ("herald", 4), ("vanilla", 4), "rows"),
-            ),
+            f"its four data sets. It varies the cache from 4 to 10 %; by size: {papers.SEE}",
+            papers.HERALD_SETTING,
+            _sizes("herald", "vanilla"),
         ),
         Claim(
-            HET,
-            "88 % less embedding communication, measured as time on 1 GbE; by size: " + UNKNOWN,
-            HET_SETTING,
-            _joined(
-                _less("rows, cache 10 %", ("het(100)", 10), ("nocache", 10), "rows"),
-                _less("rows, cache 4 %", ("het(100)", 4), ("nocache", 4), "rows"),
-            ),
-        ),
-        Claim(
-            ESD,
-            "by size: " + UNKNOWN,
-            ESD_SETTING,
-            _less("rows, cache 10 %", ("esd(1)", 10), ("vanilla", 10), "rows"),
+            papers.HET,
+            "88 % less embedding communication, measured as time on 1 GbE",
+            papers.HET_SETTING,
+            _sizes("het(100)", "nocache"),
         ),
     ),
     "staleness": (
         Claim(
-            HET,
+            papers.HET,
             "AUC of Wide & Deep 79.64 (bound 0), 79.62 (100), 78.84 (10,000), 74.61 (infinite); "
-            "traffic by bound: " + UNKNOWN,
-            HET_SETTING,
-            _joined(
-                _less("rows", ("het(10)", 10), ("het(0)", 0), "rows"),
-                _less("rows", ("het(100)", 100), ("het(0)", 0), "rows"),
+            f"bound 10 against 100: {papers.SEE}",
+            papers.HET_SETTING,
+            (
+                PointRatio("rows", ROWS, ("het(100)", 100), ("het(0)", 0)),
+                PointRatio("rows", ROWS, ("het(100)", 100), ("het(10)", 10)),
             ),
         ),
     ),
     "bandwidth": (
         Claim(
-            HET,
+            papers.HET,
             "88 % less embedding communication, measured as time on 1 GbE; 20.68x over TF "
-            "Parallax; on 10 GbE: " + UNKNOWN,
-            HET_SETTING,
-            _joined(
-                _faster("1 Gbit/s", ("het(100)", 1), ("nocache", 1)),
-                _faster("10 Gbit/s", ("het(100)", 10), ("nocache", 10)),
-            ),
+            f"Parallax; on 10 GbE: {papers.SEE}",
+            papers.HET_SETTING,
+            _links("het(100)", "nocache", 1, 10),
         ),
         Claim(
-            HERALD,
-            "2.11x over HET on TCP (Wide & Deep, Criteo); 1.50, 1.09 and 1.38x on its other three",
-            HERALD_SETTING,
-            _faster("100 Gbit/s", ("herald", 100), ("het(100)", 100)),
+            papers.HERALD,
+            "2.11x over HET on TCP (Wide & Deep, Criteo); 1.50, 1.09 and 1.38x on its other three. "
+            "It ran HET in BSP, which is vanilla here",
+            papers.HERALD_SETTING,
+            _links("herald", "vanilla", 100),
         ),
     ),
     "ratio": (
         Claim(
-            ESD,
+            papers.ESD,
             "up to 36.76 % lower transmission cost and 1.74x faster training than the state of "
-            "the art; by ratio: " + UNKNOWN,
-            ESD_SETTING,
-            _joined(
-                _less("cost, 1:10", ("esd(1)", 10), ("herald", 10), "transmission_cost_s"),
-                _faster("step, 1:10", ("esd(1)", 10), ("herald", 10)),
+            "the art",
+            papers.ESD_SETTING,
+            (
+                PointRatio("cost, 1:10", COST, ("esd(1)", 10), ("herald", 10)),
+                PointRatio("step, 1:10", STEP, ("esd(1)", 10), ("herald", 10)),
             ),
+        ),
+    ),
+    "box": (
+        Claim(
+            papers.FAE,
+            "2.3x less training time than XDL on CPUs, 1.52x less than XDL on CPUs and GPUs",
+            papers.FAE_SETTING,
+            _links("fae", "nocache", 100, 10),
+        ),
+        Claim(
+            papers.SCARS,
+            "up to 6x training throughput (Criteo Terabyte)",
+            papers.SCARS_SETTING,
+            _links("scars", "nocache", 100, 10),
         ),
     ),
 }
@@ -148,7 +140,7 @@ class Panel:
     text: str
     axes: Axes
     value: str  # field of a point
-    base: str  # the policy whose value is 100 %
+    base: str = "vanilla"  # the policy whose value is 100 %
 
 
 PANELS = {
@@ -160,31 +152,36 @@ PANELS = {
         Axes(
             "Rows moved against cache", "cache, % of rows that occur", RELATIVE_AXIS.format("cache")
         ),
-        "rows",
-        "vanilla",
+        ROWS,
     ),
     "staleness": Panel(
         "Trade-off: staleness",
         "Rows that HET moves with a bound, as a share of what it moves with bound 0, which is "
         "exact. What a bound does to AUC shows in training only.",
         Axes("Rows moved against HET's bound", "bound of staleness, clocks", "% of bound 0"),
-        "rows",
+        ROWS,
         "het(0)",
     ),
     "bandwidth": Panel(
         "Trade-off: bandwidth",
         "Step time on links that are all equal, the server's too, as a share of vanilla's.",
         Axes("Step time against links", "Gbit/s", RELATIVE_AXIS.format("links"), log_x=True),
-        "step_time_s",
-        "vanilla",
+        STEP,
     ),
     "ratio": Panel(
         "Trade-off: unequal links",
         "Half of the workers at 5 Gbit/s, half slower by the ratio, the server at 10: "
         "transmission cost as a share of vanilla's. A ratio of 10 is the preset edge-N.",
         Axes("Cost against unevenness", "fast link to slow link", RELATIVE_AXIS.format("links")),
-        "transmission_cost_s",
-        "vanilla",
+        COST,
+    ),
+    "box": Panel(
+        "Trade-off: one host",
+        "All workers on one host with NVLink (box-N), the server behind a network: step time as a "
+        "share of vanilla's. FAE swaps its replicas once in about a thousand steps. Fewer steps "
+        "overstate its swaps.",
+        Axes("Step time against network", "Gbit/s", RELATIVE_AXIS.format("network"), log_x=True),
+        STEP,
     ),
 }
 
@@ -210,11 +207,11 @@ def _section(name: str, points: Sequence[TradeoffPoint]) -> Section:
     fig = lines(panel.axes, panel_curves, points=True)
     by_setting = {(point.policy, point.x): point for point in points}
     rows = [
-        [claim.source, claim.figure, claim.setting, claim.ours(by_setting)]
+        [*claim[:3], "; ".join(ratio.sentence(by_setting) for ratio in claim.ratios)]
         for claim in CLAIMS[name]
     ]
     text = panel.text
-    if name in ("bandwidth", "ratio"):
+    if panel.value != ROWS:
         text += f" Where the job has no compute, a sample takes {1e3 * COMPUTE_S:g} ms here."
     top = max((max(curve.y) for curve in panel_curves), default=100.0)
     return Section(panel.title, text, [from_zero(fig, top)], sheet=Sheet(HEADINGS, rows))

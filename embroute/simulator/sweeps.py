@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import click
 import numpy as np
 
-from embroute.config.cluster import Cluster, star_cluster
+from embroute.config.cluster import Cluster, box, star_cluster
 from embroute.config.progress import progress_bar
 from embroute.config.spec import parse_size
 from embroute.planner.interfaces import Policy
@@ -17,6 +17,7 @@ from embroute.simulator.recorder import Recorder, SweepPoint, TradeoffPoint
 from embroute.simulator.simulation import Outcome, Workload, measure
 
 TRADEOFF_POLICIES = ("nocache", "vanilla", "het(100)", "herald", "esd(1)")
+BOX_POLICIES = ("nocache", "vanilla", "fae", "scars")
 PAPER_CACHES = (4, 6, 8, 10)  # per cent of the rows that occur
 STALENESS_BOUNDS = (0, 1, 3, 10, 30, 100)
 EQUAL_GBIT = (1.0, 10.0, 100.0)
@@ -114,9 +115,12 @@ def tradeoff_cases(job: Workload) -> list[Case]:
     cases += [
         Case(make_policy(f"het({s})"), f"bound {s}", s, job, "staleness") for s in STALENESS_BOUNDS
     ]
+    replicated = [make_policy(name) for name in BOX_POLICIES]
     for gbit in EQUAL_GBIT:
         equal = _with_cluster(job, star_cluster([gbit] * workers, gbit))
         cases += [Case(policy, f"{gbit:g} Gbit/s", gbit, equal, "bandwidth") for policy in compared]
+        host = _with_cluster(job, box(workers, gbit))
+        cases += [Case(policy, f"box, {gbit:g} Gbit/s", gbit, host, "box") for policy in replicated]
     for ratio in LINK_RATIOS:
         links = [FAST_GBIT] * (workers - slow) + [FAST_GBIT / ratio] * slow
         uneven = _with_cluster(job, star_cluster(links, SERVER_GBIT))
