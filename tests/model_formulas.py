@@ -106,6 +106,19 @@ def din(model: nn.Module, rows: list[F64], dense: F64) -> float:
     return float(through(model.last, through(model.deep, x))[0])
 
 
-FORMULAS: tuple[Reference, ...] = (wide_deep, deepfm, dcn, dlrm, ncf, wide_deep_het, din)
+def graphsage(model: nn.Module, rows: list[F64], dense: F64) -> float:
+    """`u` and `i` are the ends, `seen` the neighbours of `u`; `i` has none."""
+    (u,), (i,) = (bag if len(bag) else np.zeros((1, bag.shape[1])) for bag in rows[:2])
+    maps, combine = cast(nn.ModuleList, model.maps), cast(nn.ModuleList, model.combine)
+    ends, seen = [through(maps[0], u), through(maps[1], i)], [through(maps[2], n) for n in rows[2]]
+    means = [sum(seen, np.zeros_like(ends[0])) / max(1, len(seen)), np.zeros_like(ends[1])]
+    product = np.ones_like(ends[0])
+    for number in (0, 1):
+        out = np.maximum(through(combine[number], np.append(ends[number], means[number])), 0)
+        product *= out / max(1e-12, float(np.sqrt(out @ out)))
+    return float(through(model.last, through(model.deep, np.append(product, dense)))[0])
+
+
+FORMULAS: tuple[Reference, ...] = (wide_deep, deepfm, dcn, dlrm, ncf, wide_deep_het, din, graphsage)
 REFERENCES = dict(zip(MODELS, FORMULAS, strict=True))
-UNPOOLED = {"din"}  # read the rows of bags one by one
+UNPOOLED = {"din", "graphsage"}  # read the rows of bags one by one

@@ -257,6 +257,7 @@ def test_models_state_the_record_width_of_each_table() -> None:
         "ncf": (16, 8, 4),
         "wide-deep-het": (8, 4, 2),
         "din": (8, 4, 2),
+        "graphsage": (8, 4, 2),
     }
     assert table_widths("deepfm", BAGGY, 8) == (9, 9, 9)
 
@@ -296,6 +297,7 @@ ONE = Schema(TABLES[:1], FIELDS[:1])
         (lambda: make_model("ncf", ONE, 4, SMALL), "ncf needs two fields, .* has 1"),
         (lambda: make_model("dlrm", ONE, 4, SMALL), "dlrm needs two fields, or dense columns"),
         (lambda: make_model("din", ONE, 4, SMALL), "din needs a bag of ids.* --bag"),
+        (lambda: make_model("graphsage", ONE, 4, SMALL), "graphsage needs two fields .* edges"),
         (lambda: make_model("dcn", BAGGY, 4, ModelOptions(mode="max")), "mode .* got 'max'"),
         (lambda: ModelOptions(hidden=(8, 0)), r"hidden .* got \(8, 0\)"),
         (lambda: FieldEmbeddings(BAGGY, (4, 4)), "2 widths for 3 tables"),

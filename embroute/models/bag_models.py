@@ -1,8 +1,9 @@
-"""Models of bags: attention over a user's history."""
+"""Models of bags: attention over a user's history, and sampled neighbours of a graph's nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -63,3 +64,56 @@ class DIN(nn.Module):
             inputs.append(torch.zeros_like(query).index_add(0, sample, weights * rows))
         logit: Tensor = self.last(self.deep(torch.cat([*inputs, samples.dense], 1)))
         return logit.squeeze(1)
+
+
+class GraphSage(nn.Module):
+    """GraphSAGE (Hamilton et al., NeurIPS 2017) with one layer and the mean aggregator, for links.
+
+    The first two fields of one id are the ends of an edge. The first bag holds sampled neighbours
+    of the first end, the second bag those of the second; other fields are ignored. An end is the
+    ReLU of a linear map of its vector and its neighbours' mean, at length 1; ends of one table
+    share the map. An MLP reads the product of both ends, and the dense columns.
+    """
+
+    def __init__(self, embeddings: FieldEmbeddings, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        fields = embeddings.schema.fields
+        self.ends = [i for i, field in enumerate(fields) if not field.bag][:2]
+        self.bags = [i for i, field in enumerate(fields) if field.bag][:2]
+        if len(self.ends) < 2 or not self.bags:
+            raise ValueError(
+                "graphsage needs two fields of one id, the ends of an edge, and bags of their "
+                "neighbours: use graph(nodes=100000), or --format edges for a file"
+            )
+        widths = embeddings.field_widths
+        self.maps, width = projections(widths), max(widths)
+        tables = [fields[end].table for end in self.ends]
+        layer = partial(nn.Linear, 2 * width, width, bias=False)
+        self.combine = nn.ModuleList(layer() for _ in dict.fromkeys(tables))
+        self.map_of_end = [0, len(self.combine) - 1]
+        inputs = width + len(embeddings.schema.dense)
+        self.deep = mlp(inputs, hidden)
+        self.last = nn.Linear(last_width(inputs, hidden), 1)
+
+    def forward(self, samples: Samples) -> Tensor:
+        """Logits (N,)."""
+        records, product = self.embeddings(samples), None
+        for number, end in enumerate(self.ends):
+            vector = self.maps[end](records[end])
+            mean = self._mean(samples, number, vector)
+            combined = self.combine[self.map_of_end[number]](torch.cat([vector, mean], 1))
+            out = nn.functional.normalize(combined.relu(), dim=1)
+            product = out if product is None else product * out
+        assert product is not None
+        logit: Tensor = self.last(self.deep(torch.cat([product, samples.dense], 1)))
+        return logit.squeeze(1)
+
+    def _mean(self, samples: Samples, number: int, vector: Tensor) -> Tensor:
+        """The mean of an end's neighbours; zeros where it has none."""
+        if number >= len(self.bags):
+            return torch.zeros_like(vector)
+        rows, lengths = self.embeddings.unpooled(samples, self.bags[number])
+        rows = self.maps[self.bags[number]](rows)
+        total = torch.zeros_like(vector).index_add(0, torch.repeat_interleave(lengths), rows)
+        return total / lengths.clamp(min=1)[:, None]
