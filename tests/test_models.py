@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
 from typing import cast
 
 import numpy as np
@@ -12,18 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embroute.data.batch import PADDING, Batch, one_hot
+from embroute.config.data_options import DataOptions
+from embroute.data.batch import PADDING, Batch, Source, one_hot, with_bags
+from embroute.data.open import open_source
 from embroute.data.schema import Field, Schema, Table
 from embroute.data.synthetic.generator import LOG_PRESETS, SyntheticSource
 from embroute.kernels.array_types import F64
 from embroute.models.initial_rows import NORM, fill
 from embroute.models.layers import FieldEmbeddings, Samples
 from embroute.models.registry import MODELS, ModelOptions, make_model, table_widths
+from tests.model_formulas import REFERENCES, UNPOOLED, array
 from tests.sizes import marked_full
 
 torch.set_num_threads(1)  # the tests run side by side, and the tensors are tiny
 
-Reference = Callable[[nn.Module, list[F64], F64], float]
 TABLES = (Table("user", 7), Table("item", 11), Table("place", 5))
 FIELDS = (Field("u", 0), Field("i", 1), Field("seen", 1, bag=True), Field("p", 2))
 BAGGY = Schema(TABLES, FIELDS, ("a", "b", "c"), labelled=True)
@@ -76,101 +77,23 @@ def model_of(
     return model
 
 
-def pooled(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[F64]:
-    """The sum or mean of each field's rows, row by row."""
+def rows_of(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[F64]:
+    """The rows of each field's bag, without padding."""
     out = []
     for number, field in enumerate(embeddings.schema.fields):
         bag = sample * batch.num_fields + number
         rows = batch.rows[batch.offsets[bag] : batch.offsets[bag + 1]]
         ids = [row - embeddings.schema.first_rows[field.table] for row in rows if row != PADDING]
-        weight = array(embeddings.tables[field.table].weight)
-        total = np.zeros(weight.shape[1])
-        for i in ids:
-            total += weight[i]
-        out.append(total / max(1, len(ids)) if embeddings.mode == "mean" else total)
+        out.append(array(embeddings.tables[field.table].weight)[ids])
     return out
 
 
-def array(value: Tensor | nn.Module) -> F64:
-    assert isinstance(value, Tensor)
-    return value.detach().numpy()
-
-
-def through(module: nn.Module | Tensor | None, x: F64) -> F64:
-    """Linear maps and ReLUs by their definitions."""
-    assert isinstance(module, nn.Module)
-    if isinstance(module, nn.Sequential):
-        for layer in module:
-            x = through(layer, x)
-    elif isinstance(module, nn.Linear):
-        x = array(module.weight) @ x + (0 if module.bias is None else array(module.bias))
-    else:
-        assert isinstance(module, nn.ReLU)
-        x = np.where(x > 0, x, 0)
-    return x
-
-
-def widened(maps: nn.Module | Tensor, vectors: list[F64]) -> list[F64]:
-    """Vectors mapped to the largest width by their matrix."""
-    widest = max(map(len, vectors))
-    pairs = zip(cast(nn.ModuleList, maps), vectors, strict=True)
-    return [x if len(x) == widest else array(one.weight) @ x for one, x in pairs]
-
-
-def wide_deep(model: nn.Module, records: list[F64], dense: F64) -> float:
-    x = np.concatenate([record[:-1] for record in records] + [dense])
-    wide = sum(record[-1] for record in records)
-    return float(wide + through(model.last, through(model.deep, x))[0])
-
-
-def deepfm(model: nn.Module, records: list[F64], dense: F64) -> float:
-    vectors = widened(cast(nn.Module, model.vectors).projections, [r[:-1] for r in records])
-    logit = sum(record[-1] for record in records)
-    logit += sum(float(a @ b) for a, b in combinations(vectors, 2))
-    if len(dense):
-        logit += through(model.dense_weight, dense)[0]
-    x = np.concatenate([*vectors, dense])
-    return float(logit + through(model.last, through(model.deep, x))[0])
-
-
-def dcn(model: nn.Module, records: list[F64], dense: F64) -> float:
-    x0 = np.concatenate([*records, dense])
-    x = x0
-    for layer in cast(nn.ModuleList, model.cross):
-        x = np.array([x0[k] * through(layer, x)[k] + x[k] for k in range(len(x0))])
-    return float(through(model.last, np.concatenate([x, through(model.deep, x0)]))[0])
-
-
-def dlrm(model: nn.Module, records: list[F64], dense: F64) -> float:
-    vectors = widened(cast(nn.Module, model.vectors).projections, records)
-    top = np.zeros(0)
-    if len(dense):
-        top = through(model.bottom, dense)
-        vectors = [top, *vectors]
-    dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
-    return float(through(model.last, through(model.top, np.concatenate([top, dots])))[0])
-
-
-def ncf(model: nn.Module, records: list[F64], dense: F64) -> float:
-    user, item = records[:2]
-    m, n = len(user) // 2, len(item) // 2
-    product = np.prod(widened(model.factors, [user[:m], item[:n]]), 0)
-    deep = through(model.deep, np.concatenate([user[m:], item[n:], dense]))
-    return float(through(model.last, np.concatenate([product, deep]))[0])
-
-
-def wide_deep_het(model: nn.Module, records: list[F64], dense: F64) -> float:
-    deep = dense
-    if len(dense):
-        first, second = (
-            layer for layer in cast(nn.Sequential, model.deep) if hasattr(layer, "bias")
-        )
-        deep = through(second, np.maximum(through(first, dense), 0))
-    return float(through(model.last, np.concatenate([*records, deep]))[0])
-
-
-FORMULAS: tuple[Reference, ...] = (wide_deep, deepfm, dcn, dlrm, ncf, wide_deep_het)
-REFERENCES = dict(zip(MODELS, FORMULAS, strict=True))
+def pooled(embeddings: FieldEmbeddings, batch: Batch, sample: int) -> list[F64]:
+    """The sum or mean of each field's rows, row by row."""
+    bags = rows_of(embeddings, batch, sample)
+    if embeddings.mode == "mean":
+        return [bag.sum(0) / max(1, len(bag)) for bag in bags]
+    return [bag.sum(0) for bag in bags]
 
 
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "no-dense"])
@@ -184,7 +107,8 @@ def test_model_equals_its_formula(
     batch = baggy_batch(schema)
     model = model_of(name, schema, dim, replace(SMALL, mode=mode))
     logits = model(samples_of(batch, schema, torch.float64))
-    records = [pooled(tables_of(model), batch, s) for s in range(SAMPLES)]
+    look_up = rows_of if name in UNPOOLED else pooled
+    records = [look_up(tables_of(model), batch, s) for s in range(SAMPLES)]
     dense_SD = batch.dense.astype(float)
     expected = [REFERENCES[name](model, records[s], dense_SD[s]) for s in range(SAMPLES)]
     assert logits.shape == (SAMPLES,)
@@ -197,7 +121,11 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     schema = Schema(TABLES[:2], FIELDS[:2], ("a",))
     rows = np.array([[s % 7, 7 + s % 11] for s in range(40)])
     rng = np.random.default_rng(1)
-    samples = samples_of(one_hot(rows, rng.random((40, 1), np.float32)), schema, torch.float64)
+    batch = one_hot(rows, rng.random((40, 1), np.float32))
+    if name in UNPOOLED:
+        schema = replace(schema, fields=FIELDS[:3])
+        batch = with_bags(batch, [(rng.integers(7, 18, 80), np.full(40, 2))])
+    samples = samples_of(batch, schema, torch.float64)
     model = model_of(name, schema, (4, 3))
     model(samples).sum().backward()
     for key, parameter in model.named_parameters():
@@ -224,7 +152,7 @@ def test_models_accept_empty_batches_and_few_layers(name: str, hidden: tuple[int
     assert model(samples_of(baggy_batch().slice(0, 0), BAGGY)).shape == (0,)
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"ncf"}))
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"ncf", *UNPOOLED}))
 def test_models_accept_one_field(name: str) -> None:
     schema = Schema(TABLES[:1], FIELDS[:1], ("a",))
     batch = one_hot(np.array([[3], [6]]), np.ones((2, 1), np.float32))
@@ -247,17 +175,21 @@ def test_padding_counts_in_no_pooled_embedding(mode: str, expected: list[list[li
 
 
 class Elsewhere(nn.Module):
-    """Embeddings looked up before; it has only the two methods of the tables."""
+    """Embeddings looked up before; it has only the three methods of the tables."""
 
-    def __init__(self, records: list[Tensor]) -> None:
+    def __init__(self, plain: FieldEmbeddings, samples: Samples) -> None:
         super().__init__()
-        self.records = records
+        self.records: list[Tensor] = plain(samples)
+        self.bags = [plain.unpooled(samples, field) for field in range(samples.num_fields)]
 
     def forward(self, samples: Samples) -> list[Tensor]:
         return self.records
 
     def stacked(self, samples: Samples) -> Tensor:
         return torch.stack(self.records, 1)
+
+    def unpooled(self, samples: Samples, field: int) -> tuple[Tensor, Tensor]:
+        return self.bags[field]
 
 
 @pytest.mark.parametrize("dim", [4, (4, 2, 3)], ids=["equal", "mixed"])
@@ -266,7 +198,7 @@ def test_models_accept_records_looked_up_elsewhere(name: str, dim: int | tuple[i
     samples = samples_of(baggy_batch(), BAGGY)
     model = make_model(name, BAGGY, dim, SMALL)
     expected = model(samples)
-    model.embeddings = Elsewhere(tables_of(model)(samples))
+    model.embeddings = Elsewhere(tables_of(model), samples)
     assert torch.equal(model(replace(samples, ids=samples.ids[:0])), expected)
 
 
@@ -324,6 +256,8 @@ def test_models_state_the_record_width_of_each_table() -> None:
         "dlrm": (8, 4, 2),
         "ncf": (16, 8, 4),
         "wide-deep-het": (8, 4, 2),
+        "din": (8, 4, 2),
+        "graphsage": (8, 4, 2),
     }
     assert table_widths("deepfm", BAGGY, 8) == (9, 9, 9)
 
@@ -333,8 +267,10 @@ def test_training_lowers_the_loss_of_every_model(name: str) -> None:
     preset = LOG_PRESETS["criteo-kaggle"]
     laws = tuple(replace(law, num_rows=min(law.num_rows, 200)) for law in preset.fields[:8])
     knobs = replace(preset.knobs, samples=2048, click_rate=0.5)
-    source = SyntheticSource(replace(preset, fields=laws), knobs)
-    samples = samples_of(source.chunk(0), source.schema)
+    source: Source = SyntheticSource(replace(preset, fields=laws), knobs)
+    if name in UNPOOLED:
+        source = open_source("online-retail(negatives=1, history=5)", DataOptions(limit=2048))
+    samples = samples_of(next(source.chunks()), source.schema)
     model = make_model(name, source.schema, 4, SMALL)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
     losses = []
@@ -360,6 +296,8 @@ ONE = Schema(TABLES[:1], FIELDS[:1])
         (lambda: make_model("dcn", BAGGY, (4, 2), SMALL), "--dim names 2 widths, .* 3 tables"),
         (lambda: make_model("ncf", ONE, 4, SMALL), "ncf needs two fields, .* has 1"),
         (lambda: make_model("dlrm", ONE, 4, SMALL), "dlrm needs two fields, or dense columns"),
+        (lambda: make_model("din", ONE, 4, SMALL), "din needs a bag of ids.* --bag"),
+        (lambda: make_model("graphsage", ONE, 4, SMALL), "graphsage needs two fields .* edges"),
         (lambda: make_model("dcn", BAGGY, 4, ModelOptions(mode="max")), "mode .* got 'max'"),
         (lambda: ModelOptions(hidden=(8, 0)), r"hidden .* got \(8, 0\)"),
         (lambda: FieldEmbeddings(BAGGY, (4, 4)), "2 widths for 3 tables"),

@@ -26,7 +26,9 @@ from embroute.config.option_types import (
 from embroute.config.spec import LARGEST_COUNT, LARGEST_SEED
 
 RowOptimizerName = Literal["sgd", "adagrad", "rowwise-adagrad", "adam"]
-ModelName = Literal["wide-deep", "deepfm", "dcn", "dlrm", "ncf", "wide-deep-het"]
+ModelName = Literal[
+    "wide-deep", "deepfm", "dcn", "dlrm", "ncf", "wide-deep-het", "din", "graphsage"
+]
 PRESETS = ", ".join(f"{name}-N" for name in CLUSTER_PRESETS)
 DEFAULT_DATA = "online-retail(negatives=1)"
 DEFAULT_POLICY = "embroute(effort=auto)"  # its decisions must not delay a step

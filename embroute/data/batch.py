@@ -76,6 +76,32 @@ def one_hot(
     )
 
 
+def positions_of(starts: I64, lengths: I64) -> I64:
+    """The positions start, start + 1 ... of every bag, bag after bag."""
+    # The running number of an id within its bag: its number minus the number of its bag's first.
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions: I64 = np.repeat(starts, lengths) + within
+    return positions
+
+
+def with_bags(single: Batch, bags: Sequence[tuple[I64, I64]]) -> Batch:
+    """Samples of one id a field, with bags as further fields.
+
+    A bag field is the ids of all samples in a flat array, and the number of ids of each sample.
+    """
+    samples = len(single.dense)  # also where no field has one id
+    lengths_SF = np.ones((samples, single.num_fields + len(bags)), np.int64)
+    for field, (_, lengths) in enumerate(bags, single.num_fields):
+        lengths_SF[:, field] = lengths
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_SF.ravel())])
+    rows = np.empty(offsets[-1], np.int64)
+    starts_SF = offsets[:-1].reshape(lengths_SF.shape)
+    rows[starts_SF[:, : single.num_fields]] = single.rows.reshape(samples, single.num_fields)
+    for field, (ids, lengths) in enumerate(bags, single.num_fields):
+        rows[positions_of(starts_SF[:, field], lengths)] = ids
+    return Batch(rows, offsets, single.dense, single.label, lengths_SF.shape[1])
+
+
 def concat(batches: Sequence[Batch]) -> Batch:
     """All samples of the batches, in order."""
     if len(batches) == 1:

@@ -11,7 +11,7 @@ import polars as pl
 
 from embroute.config.data_options import DataOptions
 from embroute.config.option_model import option_name
-from embroute.config.spec import did_you_mean, parse_call, shown
+from embroute.config.spec import CallSpec, did_you_mean, parse_call, shown
 from embroute.data.batch import Source
 from embroute.data.online_retail import open_retail
 from embroute.data.proposal import (
@@ -30,6 +30,7 @@ from embroute.data.readers.files import Progress, find_files
 from embroute.data.readers.formats import ALL, ColumnUses, FileHead
 from embroute.data.readers.parsing import FRAME, ReadOptions, column_names
 from embroute.data.stream import SourceSpan
+from embroute.data.synthetic.communities import GRAPH, open_graph
 from embroute.data.synthetic.generator import LOG_PRESETS, open_preset
 
 RETAIL = "online-retail"
@@ -42,7 +43,7 @@ def uses_of(options: DataOptions) -> ColumnUses:
 
 def built_in_names() -> tuple[str, ...]:
     """Names of the data that needs no file."""
-    return (RETAIL, *LOG_PRESETS)
+    return (RETAIL, GRAPH, *LOG_PRESETS)
 
 
 def open_source(
@@ -131,10 +132,12 @@ def _open_built_in(text: str, options: DataOptions) -> Source:
             f"{names}: {text} is built-in data: of the data options it takes only --limit"
         )
     call = parse_call(text)
-    source = open_retail(call) if call.name == RETAIL else open_preset(call)
-    if options.limit is None:
+    known: dict[str, Callable[[CallSpec], Source]] = {RETAIL: open_retail, GRAPH: open_graph}
+    source = known.get(call.name, open_preset)(call)
+    total = source.num_samples
+    if options.limit is None or total is None:
         return source
-    return SourceSpan(source, 0, min(options.limit, source.num_samples))
+    return SourceSpan(source, 0, min(options.limit, total))
 
 
 def _reading(files: tuple[Path, ...], options: DataOptions) -> ReadOptions:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from embroute.data.batch import Batch
+from embroute.data.batch import Batch, positions_of
 from embroute.data.schema import Schema
 from embroute.kernels.array_types import F32, I64
 from embroute.models.layers import Samples
@@ -27,6 +27,15 @@ class LookupCall:
     last: int
     tail: tuple[int, ...]  # between the sample and the width
     bag: bool
+
+
+def lookups_of(call: LookupCall, offsets: I64, num_fields: int) -> tuple[I64, I64]:
+    """Positions of a call's ids, sample by sample and field by field, and its bags' lengths."""
+    starts, ends = (
+        part.reshape(-1, num_fields)[:, call.first : call.last].ravel()
+        for part in (offsets[:-1], offsets[1:])
+    )
+    return positions_of(starts, ends - starts), ends - starts
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,12 @@ class FieldEmbeddings(nn.Module):
         fields = zip(self.schema.fields, bags_by_field(samples), strict=True)
         return [self.tables[field.table](ids, offsets) for field, (ids, offsets) in fields]
 
+    def unpooled(self, samples: Samples, field: int) -> tuple[Tensor, Tensor]:
+        """Every row of a field's bags, sample by sample, and the number of rows in each bag."""
+        ids, offsets = bags_by_field(samples)[field]
+        weight = self.weights[self.schema.fields[field].table]
+        return nn.functional.embedding(ids, weight), offsets.diff()
+
     def stacked(self, samples: Samples) -> Tensor:
         """Pooled rows of all fields, (N, F, width); the widths must be equal."""
         return torch.stack(self(samples), 1)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from embroute.data.schema import Schema
+from embroute.models.bag_models import DIN, GraphSage
 from embroute.models.click_models import DLRM, NCF, DeepCross, DeepFM, WideDeep, WideDeepHet
 from embroute.models.initial_rows import fill
 from embroute.models.layers import FieldEmbeddings
@@ -48,6 +49,8 @@ MODELS: Mapping[str, ModelEntry] = {
     "dlrm": ModelEntry(1, 0, DLRM),
     "ncf": ModelEntry(2, 0, NCF),
     "wide-deep-het": ModelEntry(1, 0, WideDeepHet),
+    "din": ModelEntry(1, 0, DIN),
+    "graphsage": ModelEntry(1, 0, GraphSage),
 }
 
 

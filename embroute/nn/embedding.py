@@ -9,6 +9,7 @@ Axes: A arenas, T touches of the worker in an arena, L look-ups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from embroute.data.schema import Schema
-from embroute.engine.batches import LookupCall
+from embroute.engine.batches import LookupCall, lookups_of
 from embroute.kernels.array_types import I32, I64
 from embroute.kernels.rows import Bags, Floats, pool, pool_backward
 from embroute.models.layers import Samples
@@ -64,16 +65,30 @@ class LookupContext:
     def look_up(self, call: LookupCall, mean: bool) -> torch.Tensor:
         """Pooled rows of a call, of shape (samples, *call.tail, width)."""
         lookups = self.current()
-        arena = self.arena_of_table[call.table]
         bags = Bags(
             lookups.touch_L, lookups.offsets, lookups.num_fields, call.first, call.last, mean
         )
-        records = lookups.records_A[arena]
-        count = lookups.num_samples * (call.last - call.first)
-        out = np.empty((count, self.arenas[arena]), records.dtype)
+        return self._pooled(call.table, bags, (lookups.num_samples, *call.tail))
+
+    def look_up_bags(self, call: LookupCall) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every row of a call's bags without padding, and the number of rows in each bag."""
+        lookups = self.current()
+        positions, lengths = lookups_of(call, lookups.offsets, lookups.num_fields)
+        touch_I = lookups.touch_L[positions]
+        bag_I = np.repeat(np.arange(len(lengths)), lengths)[touch_I >= 0]
+        touch_I = touch_I[touch_I >= 0]
+        # To the kernel every row is a bag of its own.
+        bags = Bags(touch_I, np.arange(len(touch_I) + 1), 1, 0, 1, False)
+        counts = torch.from_numpy(np.bincount(bag_I, minlength=len(lengths)))
+        return self._pooled(call.table, bags, (len(touch_I),)), counts.to(self.device)
+
+    def _pooled(self, table: int, bags: Bags, shape: tuple[int, ...]) -> torch.Tensor:
+        """The pooled rows of bags, as a leaf whose gradient is kept for the rows."""
+        lookups, arena = self.current(), self.arena_of_table[table]
+        records, width = lookups.records_A[arena], self.arenas[arena]
+        out = np.empty((math.prod(shape), width), records.dtype)
         pool(records, lookups.slot_AT[arena], bags, out)
-        shape = (lookups.num_samples, *call.tail, self.arenas[arena])
-        leaf = torch.from_numpy(out).reshape(shape).to(self.device)
+        leaf = torch.from_numpy(out).reshape(*shape, width).to(self.device)
         if torch.is_grad_enabled():
             leaf.requires_grad_()
             self._leaves.append(LookupLeaf(leaf, bags, arena))
@@ -181,6 +196,11 @@ class RoutedFields(nn.Module):
         """Pooled rows of each field, (N, width of its table)."""
         calls = [LookupCall(f.table, i, i + 1, (), True) for i, f in enumerate(self.schema.fields)]
         return [self.lookup_context.look_up(call, self.mode == "mean") for call in calls]
+
+    def unpooled(self, samples: Samples, field: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every row of a field's bags, sample by sample, and the number of rows in each bag."""
+        table = self.schema.fields[field].table
+        return self.lookup_context.look_up_bags(LookupCall(table, field, field + 1, (), True))
 
     def stacked(self, samples: Samples) -> torch.Tensor:
         """Pooled rows of all fields, (N, F, width); the widths must be equal."""

@@ -18,7 +18,7 @@ import torch
 from embroute.config.spec import shown
 from embroute.data.batch import PADDING, Batch
 from embroute.data.schema import Field, Schema, Table
-from embroute.engine.batches import LookupCall, MicroBatch
+from embroute.engine.batches import LookupCall, MicroBatch, lookups_of
 from embroute.kernels.array_types import F32, I64
 from embroute.nn.tensor_nest import flatten_batch, is_plain, unflatten
 
@@ -225,7 +225,7 @@ class TensorAdapter:
         np.cumsum(length_SF.ravel(), out=offsets[1:])
         out = np.empty(offsets[-1], np.int64)
         for rows, call in zip(rows_by_call, self.calls, strict=True):
-            out[_positions(offsets, fields, call)] = rows
+            out[lookups_of(call, offsets, fields)[0]] = rows
         return out, offsets
 
     def _global_rows(self, lookup: BatchLookup, first_row: int, size: int) -> tuple[I64, I64]:
@@ -297,9 +297,9 @@ class TensorAdapter:
         self, call: LookupCall, dealt: MicroBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids, and offsets, of a worker's samples."""
-        fields, layer = self.calls[-1].last, self.layers[call.table]
-        lengths = np.diff(dealt.offsets).reshape(-1, fields)[:, call.first : call.last].ravel()
-        ids = dealt.ids[_positions(dealt.offsets, fields, call)]
+        layer = self.layers[call.table]
+        positions, lengths = lookups_of(call, dealt.offsets, self.calls[-1].last)
+        ids = dealt.ids[positions]
         # Padding travels as -1: the user's layer expects the padding id again.
         tensor = torch.from_numpy(np.where(ids < 0, layer.padding or 0, ids))
         ends = np.concatenate([[0], np.cumsum(lengths)])
@@ -314,17 +314,6 @@ def _source(leaf: torch.Tensor, lookups: Sequence[BatchLookup]) -> int:
         if leaf is lookup.offsets:
             return 2 * number + 1
     return -1
-
-
-def _positions(offsets: I64, fields: int, call: LookupCall) -> I64:
-    """Positions of a call's ids in sample-major order, field by field within a sample."""
-    length_SF = np.diff(offsets).reshape(-1, fields)
-    lengths = length_SF[:, call.first : call.last].ravel()
-    starts = offsets[:-1].reshape(-1, fields)[:, call.first : call.last].ravel()
-    # The running number of an id within its bag: its number minus the number of its bag's first.
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    positions: I64 = np.repeat(starts, lengths) + within
-    return positions
 
 
 def _columns(leaf: torch.Tensor, size: int, spec: TensorSpec) -> F32:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from embroute.data.batch import Batch, one_hot
+from embroute.data.batch import Batch, one_hot, with_bags
 from embroute.data.readers import columns as rules
 from embroute.data.readers.bad_rows import ParsedRows, RowChecker
 from embroute.data.readers.columns import ColumnSpec
@@ -102,10 +102,9 @@ def _batch(
     keys_SF = np.empty((len(rows.numbers), len(layout.categorical)), np.int64)
     for position, name in enumerate(layout.categorical):
         keys_SF[:, position] = keys[name]
-    if not layout.bags:
-        return one_hot(keys_SF, dense, label)
     bags = [_bag(rows.frame[name], layout.bag_separator) for name in layout.bags]
-    return _with_bags(keys_SF, bags, dense, label)
+    single = one_hot(keys_SF, dense, label)
+    return with_bags(single, bags) if bags else single
 
 
 def _bag(values: pl.Series, separator: str) -> tuple[I64, I64]:
@@ -117,22 +116,3 @@ def _bag(values: pl.Series, separator: str) -> tuple[I64, I64]:
     lengths = items.list.len().fill_null(0).to_numpy().astype(np.int64)
     flat = items.filter(pl.Series(lengths > 0)).explode()
     return keys_of(flat.to_frame()).ravel(), lengths
-
-
-def _with_bags(keys_SF: I64, bags: list[tuple[I64, I64]], dense: F32, label: F32) -> Batch:
-    """A batch of fields with one id per sample, followed by fields with a bag per sample."""
-    samples, single = keys_SF.shape
-    num_fields = single + len(bags)
-    lengths_SF = np.ones((samples, num_fields), np.int64)
-    for position, (_, lengths) in enumerate(bags, single):
-        lengths_SF[:, position] = lengths
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_SF.ravel())])
-    rows = np.empty(offsets[-1], np.int64)
-    starts_SF = offsets[:-1].reshape(samples, num_fields)
-    rows[starts_SF[:, :single]] = keys_SF
-    for position, (keys, lengths) in enumerate(bags, single):
-        # Item i of a bag goes to the start of the bag plus i; `before` counts the column's items
-        # in earlier samples, so position minus `before` is i.
-        before = np.cumsum(lengths) - lengths
-        rows[np.arange(len(keys)) + np.repeat(starts_SF[:, position] - before, lengths)] = keys
-    return Batch(rows, offsets, dense, label, num_fields)
