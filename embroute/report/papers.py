@@ -12,6 +12,6 @@ HERALD_SETTING = (
     "(testbed), 100 GbE"
 )
 ESD_SETTING = "unequal links; its abstract gives no more"
-FAE_SETTING = "hot rows in 256 MB of each GPU, beside XDL at equal accuracy; more: see the paper"
+FAE_SETTING = "hot rows in 256 MB, beside XDL at equal accuracy; more: see the paper"
 SCARS_SETTING = "limits of memory, compute and links; its abstract gives no more"
 SEE = "see the paper"  # figures that the paper has and we do not know
