@@ -111,9 +111,7 @@ def _on_hot_set(entry: PolicyResult) -> str:
         return f"{words}; no sample finds all its rows there"
     swaps = entry.rows["stale_pull"] > 0  # as in FAE; SCARS never swaps
     if swaps and (entry.steps or 0) < LONG_WINDOW:
-        words += (
-            f"; a run swaps once in up to 1,024 steps: --steps {2 * LONG_WINDOW} shows its share"
-        )
+        words += f"; a long run swaps more rarely: --steps {2 * LONG_WINDOW} shows how often"
     return words
 
 

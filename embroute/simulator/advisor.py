@@ -18,6 +18,7 @@ import numpy as np
 from embroute.config.spec import Size
 from embroute.cost import expected
 from embroute.cost.step_time import Traffic, step_time
+from embroute.data.access_counts import Calibration
 from embroute.data.batch import ArraySource, Batch, Source, concat
 from embroute.kernels.array_types import I64
 from embroute.kernels.codes import (
@@ -74,6 +75,11 @@ class Constraints:
     batches: tuple[int, ...]  # samples a worker, with all workers at work
     worker_counts: tuple[int, ...]
     policies: tuple[str, ...]
+
+    @cached_property
+    def lookups(self) -> dict[Calibration, I64]:
+        """Look-ups by row in samples of the head, which all its simulations share."""
+        return {}
 
     @cached_property
     def counts_R(self) -> I64:
@@ -185,7 +191,14 @@ def workload_of(constraints: Constraints, choice: Configuration, span: StepSpan)
     """The simulation of a choice."""
     rows = min(choice.cache_rows, constraints.max_cache_rows)
     setup = replace(constraints.setup, batch_size=choice.batch, cache=Size(float(rows), "rows"))
-    job = Workload(constraints.source, setup, span.steps, span.warmup, epochs=None)
+    job = Workload(
+        constraints.source,
+        setup,
+        span.steps,
+        span.warmup,
+        epochs=None,
+        lookups=constraints.lookups,
+    )
     return with_workers(job, choice.workers)
 
 
